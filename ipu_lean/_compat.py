@@ -1,0 +1,53 @@
+"""What differs between torch 2.0.1 (the one PopTorch 3.4 asserts) and newer releases, in one place.
+
+Nothing else in the package asks for torch's version.
+"""
+from __future__ import annotations
+
+from typing import Any, Dict, List, Tuple
+
+import torch
+from torch import nn
+
+TORCH = tuple(int(part) for part in torch.__version__.split("+")[0].split(".")[:2])
+
+
+def autocast_state(device_type: str) -> Tuple[bool, torch.dtype]:
+    """(enabled, dtype) of autocast on `device_type` ("cpu" or "cuda") right now."""
+    if TORCH >= (2, 4):
+        return torch.is_autocast_enabled(device_type), torch.get_autocast_dtype(device_type)
+    if device_type == "cpu":
+        return torch.is_autocast_cpu_enabled(), torch.get_autocast_cpu_dtype()
+    return torch.is_autocast_enabled(), torch.get_autocast_gpu_dtype()
+
+
+def grad_scaler(device_type: str, **options: Any) -> Any:
+    """torch's gradient scaler for fp16; on CPU only from torch 2.3 on (raises AttributeError before)."""
+    if TORCH >= (2, 3):
+        return torch.amp.GradScaler(device_type, **options)
+    if device_type != "cuda":
+        raise AttributeError("torch before 2.3 has no gradient scaler for CPU")
+    return torch.cuda.amp.GradScaler(**options)
+
+
+def load_weights(path: str, map_location: Any = "cpu") -> Any:
+    """`torch.load` of plain tensors and containers only: no code from the file is run."""
+    return torch.load(path, map_location=map_location, weights_only=True)
+
+
+def load_state_assign(module: nn.Module, state: Dict[str, torch.Tensor]) -> None:
+    """`load_state_dict(assign=True)`: torch 2.0.1 has no such argument, so the parameters are replaced by hand there."""
+    if TORCH >= (2, 1):
+        module.load_state_dict(state, assign=True)
+        return
+    names: List[str] = [name for name, _ in module.named_parameters()]
+    for name in names:
+        owner, _, leaf = name.rpartition(".")
+        old = module.get_parameter(name)
+        setattr(module.get_submodule(owner), leaf, nn.Parameter(state[name], requires_grad=old.requires_grad))
+    module.load_state_dict(state)
+
+
+def parameter_hook_after_accumulation(parameter: nn.Parameter, hook: Any) -> Any:
+    """Run `hook(parameter)` when its gradient is complete; torch 2.0.1 has no such hook (raises AttributeError)."""
+    return parameter.register_post_accumulate_grad_hook(hook)
