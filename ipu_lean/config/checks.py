@@ -1,0 +1,278 @@
+"""The rules that join keys and sections. Each breach is a ConfigError with its key, its value and a way out."""
+from __future__ import annotations
+
+import re
+from typing import Optional
+
+from ipu_lean.config import derived
+from ipu_lean.config.model import ModelConfig, StackConfig
+from ipu_lean.config.optimizer import OptimizerConfig
+from ipu_lean.config.root import Config
+from ipu_lean.errors import ConfigError, EnvironmentProblem
+
+WORKING_PRECISIONS = ("fp32", "bf16-mixed", "fp16-mixed")
+_NAME = re.compile(r"^[A-Za-z0-9_-]+$")
+
+
+def check(config: Config) -> None:
+    """Raises ConfigError for the first rule that does not hold."""
+    _precision(config)
+    check_model(config.model, "model")
+    _vocab(config)
+    _mup(config)
+    _memory(config)
+    _data(config)
+    _optimizer(config.optimizer)
+    _intervals(config)
+    _processes(config)
+    _placement(config)
+
+
+def require_device(config: Config) -> None:
+    """Raises EnvironmentProblem for the devices that this release does not train on."""
+    if config.device == "ipu":
+        raise EnvironmentProblem(
+            "`device: ipu` needs PopTorch, and this release has no IPU path yet (`ipu-emulated`, which needs no SDK, arrives with it). "
+            "Use `device: cpu`, which mirrors it number by number."
+        )
+    if config.device == "ipu-emulated":
+        raise EnvironmentProblem("`device: ipu-emulated` arrives with the IPU path, which this release does not have yet. Use `device: cpu`.")
+
+
+def check_model(model: ModelConfig, where: str) -> None:
+    """The rules inside one model section; `where` is its dotted path, for the message."""
+    _heads(model, where)
+    if model.ffn_width is None and derived.ffn_width(model) < 1:
+        raise ConfigError("ffn_ratio x width rounds to zero", key=f"{where}.ffn_ratio", value=model.ffn_ratio)
+    if model.positions == "sinusoidal" and model.width % 2:
+        raise ConfigError("sinusoidal positions need an even width", key=f"{where}.width", value=model.width)
+    _groups(model, where)
+    _stack(model.stack, model, where)
+
+
+def _heads(model: ModelConfig, where: str) -> None:
+    if model.heads is not None and model.head_size is not None:
+        raise ConfigError(
+            "give either `heads` or `head_size`; the other follows from width",
+            key=f"{where}.head_size",
+            value=model.head_size,
+            suggestion="remove one of the two",
+        )
+    if model.head_size is not None and model.width % model.head_size:
+        raise ConfigError(
+            f"this must divide {where}.width, which is {model.width}",
+            key=f"{where}.head_size",
+            value=model.head_size,
+            suggestion=f"use {_divisor(model.width, model.head_size)}",
+        )
+    heads = derived.heads(model)
+    if model.width % heads:
+        rule = f"this must divide {where}.width, which is {model.width}"
+        if model.heads is None:
+            rule = f"unset, this is width // 64 = {heads}, which does not divide {where}.width = {model.width}"
+        raise ConfigError(rule, key=f"{where}.heads", value=model.heads, suggestion=f"use {_divisor(model.width, heads)}")
+    if model.positions == "rotary" and derived.head_size(model) % 2:
+        raise ConfigError(
+            f"rotary positions turn features in pairs, but a head has {derived.head_size(model)} of them",
+            key=f"{where}.head_size" if model.head_size is not None else f"{where}.heads",
+            value=model.head_size if model.head_size is not None else model.heads,
+            suggestion="choose heads whose size (width / heads) is even, or other positions",
+        )
+
+
+def _divisor(width: int, wanted: int) -> int:
+    return min((number for number in range(1, width + 1) if width % number == 0), key=lambda number: abs(number - wanted))
+
+
+def _groups(model: ModelConfig, where: str) -> None:
+    if model.depth % model.num_inner_groups:
+        raise ConfigError(
+            f"each visit to a group runs this many layers, so it must divide {where}.depth, which is {model.depth}",
+            key=f"{where}.num_inner_groups",
+            value=model.num_inner_groups,
+        )
+    if model.num_hidden_groups is not None and model.num_hidden_groups > derived.visits(model):
+        raise ConfigError(
+            f"there are only {derived.visits(model)} visits (depth / num_inner_groups), so some groups would never run",
+            key=f"{where}.num_hidden_groups",
+            value=model.num_hidden_groups,
+            suggestion=f"use at most {derived.visits(model)}",
+        )
+
+
+def _stack(stack: StackConfig, model: ModelConfig, where: str) -> None:
+    if stack.beta is not None:
+        raise ConfigError("the additive coupling has no beta", key=f"{where}.stack.beta", value=stack.beta, suggestion="remove it")
+    if stack.order == "aaff" and (model.depth % 2 or model.num_inner_groups > 1 and model.num_inner_groups % 2):
+        raise ConfigError(
+            "order aaff joins two layers in a block, so depth (and the layers of a group) must be even",
+            key=f"{where}.depth",
+            value=model.depth,
+            suggestion="use an even depth, or order attn-ffn",
+        )
+    if stack.kind == "residual" and stack.output != "sum-minus-input":
+        raise ConfigError(
+            "a residual stack has one stream, so there is nothing to choose", key=f"{where}.stack.output", value=stack.output, suggestion="remove it"
+        )
+
+
+def _precision(config: Config) -> None:
+    if config.precision not in WORKING_PRECISIONS:
+        raise ConfigError(
+            f"this mode belongs to a later release; {', '.join(WORKING_PRECISIONS[:-1])} and {WORKING_PRECISIONS[-1]} work",
+            key="precision",
+            value=config.precision,
+        )
+
+
+def _vocab(config: Config) -> None:
+    tokenizer = config.data.tokenizer
+    if tokenizer.kind == "bytes" and tokenizer.vocab not in (None, derived.BYTES_VOCAB):
+        raise ConfigError(
+            f"a bytes tokenizer always has {derived.BYTES_VOCAB} (256 bytes and end-of-text)",
+            key="data.tokenizer.vocab",
+            value=tokenizer.vocab,
+            suggestion="remove it, or choose `kind: bpe` or `kind: sentencepiece`",
+        )
+    if tokenizer.kind == "bytes" and tokenizer.path is not None:
+        raise ConfigError("a bytes tokenizer is not loaded from anywhere", key="data.tokenizer.path", value=tokenizer.path, suggestion="remove it")
+    if tokenizer.kind != "sentencepiece" and tokenizer.coverage != 1.0:
+        raise ConfigError("only `kind: sentencepiece` reads this", key="data.tokenizer.coverage", value=tokenizer.coverage)
+    if tokenizer.kind == "bpe" and tokenizer.path is None and derived.tokenizer_vocab(tokenizer) < derived.BYTES_VOCAB:
+        raise ConfigError(
+            f"byte-level BPE starts from 256 bytes and end-of-text, so it has at least {derived.BYTES_VOCAB} pieces",
+            key="data.tokenizer.vocab",
+            value=tokenizer.vocab,
+        )
+    known = derived.tokenizer_vocab(tokenizer) if tokenizer.path is None else None
+    if config.model.vocab is not None and known is not None and config.model.vocab < known:
+        raise ConfigError(
+            f"the tokenizer has {known} pieces, so the model needs at least that many rows",
+            key="model.vocab",
+            value=config.model.vocab,
+            suggestion=f"remove it, or use {known} or more",
+        )
+
+
+def _mup(config: Config) -> None:
+    mup = config.mup
+    if not derived.is_mup(config):
+        return
+    if mup.base_width is None and mup.base is None:
+        raise ConfigError(
+            "muP needs a base: the width at which the hyperparameters are meant",
+            key="mup.base_width",
+            suggestion="set `mup.base_width` (64 or 128 are usual) or `mup.base`, or say `mup.parametrization: standard`",
+        )
+    if mup.base_width is not None and mup.base is not None:
+        raise ConfigError("give `base_width` or `base`, not both", key="mup.base", suggestion="remove one of the two")
+    if mup.base is not None:
+        check_model(mup.base, "mup.base")
+        return
+    try:
+        check_model(derived.at_width(config.model, mup.base_width or 1), "model")
+    except ConfigError as error:
+        raise ConfigError(
+            f"at this width the model would break a rule: {error}", key="mup.base_width", value=mup.base_width, suggestion=_base_hint(config.model)
+        ) from None
+
+
+def _base_hint(model: ModelConfig) -> Optional[str]:
+    if model.heads is not None:
+        return f"with `heads: {model.heads}` the base width must be a multiple of {model.heads * (2 if model.positions == 'rotary' else 1)}"
+    if model.head_size is not None:
+        return f"with `head_size: {model.head_size}` the base width must be a multiple of it"
+    return None
+
+
+def _memory(config: Config) -> None:
+    memory = config.memory
+    if memory.engine == "invert" and config.model.stack.kind == "residual":
+        raise ConfigError(
+            "only a reversible stack can be inverted",
+            key="memory.engine",
+            value=memory.engine,
+            suggestion="use `store` or `checkpoint`, or `model.stack.kind: reversible`",
+        )
+    if memory.checkpoint_every != 1 and memory.engine != "checkpoint":
+        raise ConfigError(
+            f"only `engine: checkpoint` reads this, and the engine is {memory.engine}",
+            key="memory.checkpoint_every",
+            value=memory.checkpoint_every,
+            suggestion="set `memory.engine: checkpoint`, or remove it",
+        )
+    if config.model.attention == "fused" and config.device in ("ipu", "ipu-emulated"):
+        raise ConfigError("PopTorch has no fused attention", key="model.attention", value="fused", suggestion="use `auto` or `explicit`")
+
+
+def _data(config: Config) -> None:
+    share = 0.0
+    for name, source in config.data.validation.items():
+        key = f"data.validation.{name}"
+        if not _NAME.match(name) or name == "train":
+            raise ConfigError("a validation set's name is made of letters, digits, - and _, and is not `train`", key=key)
+        if isinstance(source, str):
+            if not source:
+                raise ConfigError("this names no corpus", key=key, value=source)
+            continue
+        share += source
+        if not 0 < source < 1:
+            raise ConfigError("a held-out share lies between 0 and 1", key=key, value=source, suggestion="0.05 holds out a twentieth")
+    if share >= 1:
+        raise ConfigError(f"the held-out shares add up to {share:g}, which leaves nothing to train on", key="data.validation")
+
+
+def _optimizer(optimizer: OptimizerConfig) -> None:
+    default = OptimizerConfig()
+    foreign = ("betas", "eps") if optimizer.kind == "sgd" else ("momentum", "nesterov")
+    for name in foreign:
+        if getattr(optimizer, name) != getattr(default, name):
+            raise ConfigError(f"`kind: {optimizer.kind}` has no {name}", key=f"optimizer.{name}", value=getattr(optimizer, name), suggestion="remove it")
+    if optimizer.nesterov and not optimizer.momentum:
+        raise ConfigError("Nesterov's form needs a momentum", key="optimizer.nesterov", value=True, suggestion="set `optimizer.momentum: 0.9`")
+
+
+def _intervals(config: Config) -> None:
+    iterations = config.batch.device_iterations
+    wanted = {
+        "train.steps": config.train.steps,
+        "train.eval_every": config.train.eval_every,
+        "train.save_every": config.train.save_every,
+    }
+    for key, value in wanted.items():
+        if value % iterations:
+            rule = f"one device call makes batch.device_iterations = {iterations} updates, so this must be a multiple of it"
+            raise ConfigError(rule, key=key, value=value, suggestion=f"use {max(1, round(value / iterations)) * iterations}")
+    if config.schedule.warmup > derived.horizon(config):
+        raise ConfigError(
+            f"the warm-up would not end within the schedule's {derived.horizon(config)} updates", key="schedule.warmup", value=config.schedule.warmup
+        )
+    scale = config.train.fp16_scale
+    if scale.init < scale.minimum:
+        raise ConfigError(f"this lies below train.fp16_scale.minimum, which is {scale.minimum:g}", key="train.fp16_scale.init", value=scale.init)
+
+
+def _processes(config: Config) -> None:
+    train, replicas = config.train, config.batch.replicas
+    if train.strategy == "single" and train.processes > 1:
+        raise ConfigError("`strategy: single` runs one process", key="train.processes", value=train.processes, suggestion="use `ddp` or `fsdp`")
+    if replicas % train.processes:
+        raise ConfigError(
+            f"processes share batch.replicas = {replicas} evenly, so this must divide it",
+            key="train.processes",
+            value=train.processes,
+            suggestion=f"set `batch.replicas: {train.processes * max(1, round(replicas / train.processes))}`",
+        )
+
+
+def _placement(config: Config) -> None:
+    layers = config.ipu.layers_per_ipu
+    if layers is None:
+        return
+    if not layers or min(layers) < 0 or sum(layers) != config.model.depth:
+        raise ConfigError(
+            f"the layers placed are {sum(layers)}, and model.depth is {config.model.depth}",
+            key="ipu.layers_per_ipu",
+            value=layers,
+            suggestion="place each layer exactly once",
+        )

@@ -1,0 +1,76 @@
+"""Questions about the schema itself: which keys there are, what kind each is, which looks like a mistyped one."""
+from __future__ import annotations
+
+from typing import Any, Dict, Iterator, List, Optional, Tuple, Type, Union, get_args, get_origin
+
+from ipu_lean.config.root import Config
+from ipu_lean.config.section import Section
+from ipu_lean.errors import did_you_mean
+
+Path = Tuple[str, ...]
+
+
+def section_of(annotation: Any) -> Optional[Type[Section]]:
+    """The section class that a field's annotation names, seen through Optional; None for a plain value."""
+    for kind in (annotation,) + tuple(get_args(annotation) if get_origin(annotation) is Union else ()):
+        if isinstance(kind, type) and issubclass(kind, Section):
+            return kind
+    return None
+
+
+def is_section(annotation: Any) -> bool:
+    """Whether the field is a section and always there (muP's base model is not: it may be null)."""
+    return isinstance(annotation, type) and issubclass(annotation, Section)
+
+
+def is_text(annotation: Any) -> bool:
+    """Whether the field takes a string and no number, so that `name: 2024` is meant as text."""
+    kinds = get_args(annotation) if get_origin(annotation) is Union else (annotation,)
+    return str in kinds and not any(kind in (int, float, bool) for kind in kinds)
+
+
+def field_at(path: Path) -> Optional[Any]:
+    """pydantic's description of the field at a path, or None if there is no such field."""
+    kind: Optional[Type[Section]] = Config
+    found: Optional[Any] = None
+    for word in path:
+        found = kind.model_fields.get(word) if kind is not None else None
+        if found is None:
+            return None
+        kind = section_of(found.annotation)
+    return found
+
+
+def leaves(kind: Type[Section] = Config, above: Path = ()) -> Iterator[Tuple[Path, Any]]:
+    """(path, field) of every value in the schema, in the order of the files; an optional section counts as one value."""
+    for name, field in kind.model_fields.items():
+        if is_section(field.annotation):
+            yield from leaves(field.annotation, above + (name,))
+        else:
+            yield above + (name,), field
+
+
+def keys_of(path: Path) -> List[str]:
+    """The keys that a section has."""
+    if not path:
+        return list(Config.model_fields)
+    field = field_at(path)
+    kind = section_of(field.annotation) if field is not None else None
+    return list(kind.model_fields) if kind is not None else []
+
+
+def nearest(path: Path) -> Optional[str]:
+    """The key that was probably meant by an unknown one: a neighbour in its section, or its namesake in another."""
+    word, home = path[-1], path[:-1]
+    near = did_you_mean(word, keys_of(home))
+    if near is not None:
+        return ".".join(home + (near,))
+    namesakes = [".".join(other) for other, _ in leaves() if other[-1] == word]
+    namesakes += [name for name in Config.model_fields if name == word]
+    if namesakes:
+        return namesakes[0]
+    by_last: Dict[str, str] = {}
+    for other, _ in leaves():
+        by_last.setdefault(other[-1], ".".join(other))
+    far = did_you_mean(word, by_last)
+    return by_last[far] if far is not None else None
