@@ -1,7 +1,8 @@
 """The YAML schema, its loader and what follows from it. Plain data: nothing in this room loads torch."""
+
 from ipu_lean.config import derived
 from ipu_lean.config.batch import BatchConfig
-from ipu_lean.config.checks import check, check_model, require_device
+from ipu_lean.config.checks import check, require_device
 from ipu_lean.config.data import DataConfig, TokenizerConfig
 from ipu_lean.config.dump import config_hash, dump_config
 from ipu_lean.config.ipu import IpuConfig
@@ -9,6 +10,7 @@ from ipu_lean.config.loader import Loaded, load, load_config, make_config
 from ipu_lean.config.logging import LoggingConfig
 from ipu_lean.config.memory import MemoryConfig
 from ipu_lean.config.model import ModelConfig, StackConfig
+from ipu_lean.config.model_rules import check_model
 from ipu_lean.config.mup import MupConfig
 from ipu_lean.config.optimizer import OptimizerConfig
 from ipu_lean.config.root import Config

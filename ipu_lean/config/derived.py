@@ -1,4 +1,5 @@
 """Numbers that follow from the configuration: pure functions, so that every room derives them the same way."""
+
 from __future__ import annotations
 
 from typing import Optional

@@ -1,4 +1,5 @@
 """A Config as YAML that loads back to an equal one, and as a short hash."""
+
 from __future__ import annotations
 
 import hashlib

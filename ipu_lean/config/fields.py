@@ -1,4 +1,5 @@
 """Questions about the schema itself: which keys there are, what kind each is, which looks like a mistyped one."""
+
 from __future__ import annotations
 
 from typing import Any, Dict, Iterator, List, Optional, Tuple, Type, Union, get_args, get_origin

@@ -1,4 +1,5 @@
 """`logging:` where the numbers go besides metrics.jsonl, which is always written."""
+
 from typing import Literal
 
 from ipu_lean.config.section import Section, setting
@@ -12,5 +13,6 @@ class LoggingConfig(Section):
     wandb: bool = setting(False, "Send metrics to Weights & Biases (extra `wandb`); nothing is contacted while this is false.")
     wandb_project: str = setting("ipu_lean", "The Weights & Biases project.", min_length=1)
     progress: Literal["auto", "bar", "plain", "none"] = setting(
-        "auto", "`bar` redraws one line, `plain` prints a line at a time, `none` is silent. `auto`: a bar on a terminal, else plain."
+        "auto",
+        "`bar` redraws one line, `plain` prints a line at a time, `none` is silent. `auto`: a bar on a terminal, else plain.",
     )

@@ -1,4 +1,5 @@
 """`memory:` how activations are saved between forward and backward. Never changes the numbers beyond rounding."""
+
 from typing import Literal, Optional
 
 from ipu_lean.config.section import Section, setting
@@ -9,10 +10,13 @@ class MemoryConfig(Section):
 
     engine: Literal["auto", "store", "invert", "checkpoint"] = setting(
         "auto",
-        "`store` keeps every activation; `invert` keeps none and rebuilds each layer's input from its output (reversible stacks only); "
-        "`checkpoint` keeps the inputs of segments and runs them again. `auto`: invert for reversible stacks, store for residual ones.",
+        "`store` keeps every activation; `invert` keeps none and rebuilds each layer's input from its output (reversible "
+        "stacks only); `checkpoint` keeps the inputs of segments and runs them again. `auto`: invert for reversible stacks, "
+        "store for residual ones.",
     )
     checkpoint_every: int = setting(1, "Layers in a checkpointed segment; only `engine: checkpoint` reads it.", ge=1)
     loss_chunk: Optional[int] = setting(
-        None, "Tokens whose logits are alive at once in the loss. Unset: chosen from the vocabulary. 0: all of them, never chunked.", ge=0
+        None,
+        "Tokens whose logits are alive at once in the loss. Unset: chosen from the vocabulary. 0: all of them, never chunked.",
+        ge=0,
     )

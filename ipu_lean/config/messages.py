@@ -1,4 +1,5 @@
 """pydantic's findings in our words: which key, what stood there, what must hold, what was probably meant."""
+
 from __future__ import annotations
 
 from typing import Any, Dict, List, Optional, Tuple, get_origin
@@ -41,10 +42,15 @@ def explain(error: ValidationError, marks: Dict[Path, Mark]) -> ConfigError:
     others = sorted({".".join(other) for other, _ in found[1:]} - {".".join(path)})
     if others:
         rule += f" (also wrong: {', '.join(others[:4])}{', …' if len(others) > 4 else ''})"
-    value = None if item["type"] in ("extra_forbidden", "model_type") else item.get("input")
+    value = None if item["type"] in ("extra_forbidden", "model_type") or len(repr(item["input"])) > 100 else item["input"]
     mark = mark_of(path, marks)
     return ConfigError(
-        rule, key=".".join(path), value=value, suggestion=suggestion, file=mark.source if mark else None, line=mark.line if mark else None
+        rule,
+        key=".".join(path),
+        value=value,
+        suggestion=suggestion,
+        file=mark.source if mark else None,
+        line=mark.line if mark else None,
     )
 
 

@@ -1,4 +1,5 @@
 """`model:` what is computed. Nothing in here says how memory is saved (`memory:`) or where it runs (`device:`, `ipu:`)."""
+
 from typing import Literal, Optional
 
 from ipu_lean.config.section import Section, section, setting
@@ -17,14 +18,14 @@ class StackConfig(Section):
     )
     order: Literal["attn-ffn", "aaff"] = setting(
         "attn-ffn",
-        "`attn-ffn`: attention feeds one stream and the feed-forward the other, as in Reformer. `aaff`: two layers make one block "
-        "of attention, attention, feed-forward, feed-forward, so that each stream receives both kinds (even depth only).",
+        "`attn-ffn`: attention feeds one stream and the feed-forward the other, as in Reformer. `aaff`: two layers make one "
+        "block of attention, attention, feed-forward, feed-forward, so that each stream receives both kinds (even depth only).",
     )
     input: Literal["duplicate"] = setting("duplicate", "How the embedding enters the two streams: `duplicate` gives each a copy.")
     output: Literal["x", "y", "sum", "sum-minus-input", "mean"] = setting(
         "sum-minus-input",
-        "How the two streams leave: one of them, their sum, their mean, or their sum minus the embedding (which both streams hold "
-        "because it was duplicated, so the result equals what a residual stack carries).",
+        "How the two streams leave: one of them, their sum, their mean, or their sum minus the embedding (which both streams "
+        "hold because it was duplicated, so the result equals what a residual stack carries).",
     )
     beta: Optional[float] = setting(None, "The decay of couplings that have one; the additive coupling has none.")
 
@@ -45,23 +46,26 @@ class ModelConfig(Section):
         None, "Features of one head; the number of heads is width / head_size, so it grows with width.", ge=1
     )
     ffn_width: Optional[int] = setting(None, "Features inside the feed-forward; `ffn_ratio` x width unless given.", ge=1)
-    ffn_ratio: float = setting(4.0, "Features inside the feed-forward, as a multiple of width. Not read if `ffn_width` is given.", gt=0)
+    ffn_ratio: float = setting(
+        4.0, "Features inside the feed-forward, as a multiple of width. Not read if `ffn_width` is given.", gt=0
+    )
     vocab: Optional[int] = setting(
         None,
-        "Rows of the embedding and of the readout; the tokenizer's number unless given. May exceed the tokenizer's (to round it up), "
-        "never fall below it.",
+        "Rows of the embedding and of the readout; the tokenizer's number unless given. May exceed the tokenizer's (to round "
+        "it up), never fall below it.",
         ge=2,
     )
     seq: int = setting(256, "Context length in tokens: what a training window holds, and as far back as attention looks.", ge=1)
     positions: Literal["rotary", "learned", "sinusoidal", "none"] = setting(
         "rotary",
-        "`rotary` turns queries and keys by their position (Su et al. 2021); `learned` and `sinusoidal` add a vector to the embedding.",
+        "`rotary` turns queries and keys by their position (Su et al. 2021); `learned` and `sinusoidal` add a vector to the "
+        "embedding.",
     )
     rotary_base: float = setting(10000.0, "Longest wavelength of rotary and sinusoidal positions, divided by 2 pi.", gt=1)
     activation: Literal["gelu", "relu", "silu", "geglu", "swiglu", "reglu"] = setting(
         "gelu",
-        "`gelu` is the tanh form on every device, because PopTorch lowers both forms to it. The `...glu` kinds multiply by a gate "
-        "(Shazeer 2020) and add a third matrix of the same width.",
+        "`gelu` is the tanh form on every device, because PopTorch lowers both forms to it. The `...glu` kinds multiply by a "
+        "gate (Shazeer 2020) and add a third matrix of the same width.",
     )
     norm: Literal["layernorm", "rmsnorm"] = setting("layernorm", "`rmsnorm` leaves out the mean and the bias.")
     norm_eps: float = setting(1e-5, "Added to the variance before its root.", gt=0)
@@ -70,13 +74,13 @@ class ModelConfig(Section):
     tied: bool = setting(True, "The readout shares the embedding's matrix.")
     attention: Literal["explicit", "fused", "auto"] = setting(
         "auto",
-        "A choice of speed, not of numbers: `fused` calls torch's scaled_dot_product_attention, `explicit` writes the softmax out, "
-        "which PopTorch needs. `auto` is fused on cpu and gpu and explicit on ipu.",
+        "A choice of speed, not of numbers: `fused` calls torch's scaled_dot_product_attention, `explicit` writes the softmax "
+        "out, which PopTorch needs. `auto` is fused on cpu and gpu and explicit on ipu.",
     )
     num_hidden_groups: Optional[int] = setting(
         None,
-        "Share layers: the stack holds this many groups and walks through them in order, staying in each for an equal share of the "
-        "depth (ALBERT has one). Unset: every layer has weights of its own.",
+        "Share layers: the stack holds this many groups and walks through them in order, staying in each for an equal share "
+        "of the depth (ALBERT has one). Unset: every layer has weights of its own.",
         ge=1,
     )
     num_inner_groups: int = setting(1, "Layers in a group; each visit to a group runs all of them, so this divides depth.", ge=1)

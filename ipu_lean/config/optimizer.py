@@ -1,4 +1,5 @@
 """`optimizer:` the update rule. Under muP these are the base model's values; each tensor's own follow from its role."""
+
 from typing import Any, Literal, Tuple
 
 from pydantic import field_validator
@@ -9,7 +10,9 @@ from ipu_lean.config.section import Section, setting
 class OptimizerConfig(Section):
     """Learning rate, moments and decay, as they hold at the base width."""
 
-    kind: Literal["adamw", "adam", "sgd"] = setting("adamw", "`adamw` decays weights apart from the gradient; `adam` and `sgd` add it in.")
+    kind: Literal["adamw", "adam", "sgd"] = setting(
+        "adamw", "`adamw` decays weights apart from the gradient; `adam` and `sgd` add it in."
+    )
     lr: float = setting(3e-3, "Peak learning rate at the base width.", gt=0)
     betas: Tuple[float, float] = setting((0.9, 0.95), "Decay of Adam's first and second moments; Adam only.")
     eps: float = setting(1e-8, "Added to the root of Adam's second moment; Adam only. Shrinks with width under muP.", ge=0)

@@ -1,4 +1,5 @@
 """The whole configuration: one frozen object that every room reads."""
+
 from typing import Literal
 
 from ipu_lean.config.batch import BatchConfig
@@ -24,8 +25,8 @@ class Config(Section):
     )
     precision: Literal["fp32", "bf16-mixed", "fp16-mixed", "bf16-pure", "fp16-ipu"] = setting(
         "fp32",
-        "`fp32`; `bf16-mixed` and `fp16-mixed` keep fp32 weights and compute matrix products in 16 bits (autocast), fp16 with a loss scale. "
-        "`bf16-pure` and `fp16-ipu` hold the weights in 16 bits as well.",
+        "`fp32`; `bf16-mixed` and `fp16-mixed` keep fp32 weights and compute matrix products in 16 bits (autocast), fp16 with "
+        "a loss scale. `bf16-pure` and `fp16-ipu` hold the weights in 16 bits as well.",
     )
     model: ModelConfig = section(ModelConfig, "What is computed.")
     mup: MupConfig = section(MupConfig, "How initialisation and learning rates follow width and depth.")

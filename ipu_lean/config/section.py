@@ -3,6 +3,7 @@
 The files of this room that pydantic reads do without `from __future__ import annotations`: pydantic evaluates
 their annotations, and on Python 3.8 only `Optional[...]`, `List[...]` and their kin survive that.
 """
+
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field

@@ -1,4 +1,5 @@
 """`train:` how long, how often it is measured and saved, and on how many processes."""
+
 from typing import Literal, Optional
 
 from ipu_lean.config.section import Section, section, setting
@@ -25,7 +26,9 @@ class TrainConfig(Section):
 
     steps: int = setting(1000, "Weight updates to make.", ge=1)
     eval_every: int = setting(100, "Updates between evaluations; 0 evaluates only at the end.", ge=0)
-    eval_batches: Optional[int] = setting(None, "Global batches that an evaluation reads of each set. Unset: the whole set.", ge=1)
+    eval_batches: Optional[int] = setting(
+        None, "Global batches that an evaluation reads of each set. Unset: the whole set.", ge=1
+    )
     save_every: int = setting(100, "Updates between checkpoints. The last update is always saved.", ge=1)
     keep_last: int = setting(2, "Checkpoints kept besides the best; older ones are deleted.", ge=1)
     keep_best: bool = setting(True, "Keep the checkpoint whose loss on the first validation set was lowest.")

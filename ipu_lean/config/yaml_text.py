@@ -3,6 +3,7 @@
 PyYAML follows YAML 1.1, where `6e-5` is a string, `010` is eight, `1:30` is ninety, `no` is false and the last of two equal
 keys wins. Here scalars follow the JSON-like rules below, and every value remembers its line and its text.
 """
+
 from __future__ import annotations
 
 import re
@@ -14,7 +15,9 @@ from ipu_lean.errors import ConfigError
 
 Path = Tuple[str, ...]
 INT = re.compile(r"^[-+]?[0-9]+(?:_[0-9]+)*$")
-FLOAT = re.compile(r"^[-+]?(?:[0-9]+(?:_[0-9]+)*\.?[0-9]*|\.[0-9]+)(?:[eE][-+]?[0-9]+)?$|^[-+]?\.(?:inf|Inf|INF)$|^\.(?:nan|NaN|NAN)$")
+FLOAT = re.compile(
+    r"^[-+]?(?:[0-9]+(?:_[0-9]+)*\.?[0-9]*|\.[0-9]+)(?:[eE][-+]?[0-9]+)?$|^[-+]?\.(?:inf|Inf|INF)$|^\.(?:nan|NaN|NAN)$"
+)
 _RULES = (
     ("tag:yaml.org,2002:bool", re.compile(r"^(?:true|True|TRUE|false|False|FALSE)$"), list("tTfF")),
     ("tag:yaml.org,2002:int", INT, list("-+0123456789")),
@@ -82,6 +85,8 @@ def _compose(text: str, source: str) -> Optional[yaml.Node]:
         mark = getattr(error, "problem_mark", None) or getattr(error, "context_mark", None)
         problem = getattr(error, "problem", None) or " ".join(str(error).split())
         raise ConfigError(f"this is not valid YAML: {problem}", file=source, line=mark.line + 1 if mark else None) from None
+    except RecursionError:
+        raise ConfigError("this is nested too deeply to be a configuration", file=source) from None
     finally:
         if loader is not None:
             loader.dispose()
@@ -139,6 +144,5 @@ def _scalar(node: yaml.ScalarNode, path: Path, source: str) -> Any:
             return float(text.replace(".inf", "inf").replace(".nan", "nan") if text.strip("+-.").isalpha() else text)
     except ValueError:
         pass
-    raise ConfigError(
-        f"YAML tag {node.tag} is not read here", key=".".join(path) or None, file=source, line=node.start_mark.line + 1
-    )
+    rule = "this number cannot be read" if kind in ("int", "float") else f"a value with the tag {node.tag} is not read here"
+    raise ConfigError(rule, key=".".join(path) or None, file=source, line=node.start_mark.line + 1)

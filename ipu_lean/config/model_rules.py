@@ -1,0 +1,89 @@
+"""The rules inside one model section; muP's base model obeys them too."""
+
+from __future__ import annotations
+
+from ipu_lean.config import derived
+from ipu_lean.config.model import ModelConfig, StackConfig
+from ipu_lean.errors import ConfigError
+
+
+def check_model(model: ModelConfig, where: str) -> None:
+    """The rules inside one model section; `where` is its dotted path, for the message."""
+    _heads(model, where)
+    if model.ffn_width is None and derived.ffn_width(model) < 1:
+        raise ConfigError("ffn_ratio x width rounds to zero", key=f"{where}.ffn_ratio", value=model.ffn_ratio)
+    if model.positions == "sinusoidal" and model.width % 2:
+        raise ConfigError("sinusoidal positions need an even width", key=f"{where}.width", value=model.width)
+    _groups(model, where)
+    _stack(model.stack, model, where)
+
+
+def _heads(model: ModelConfig, where: str) -> None:
+    if model.heads is not None and model.head_size is not None:
+        raise ConfigError(
+            "give either `heads` or `head_size`; the other follows from width",
+            key=f"{where}.head_size",
+            value=model.head_size,
+            suggestion="remove one of the two",
+        )
+    if model.head_size is not None and model.width % model.head_size:
+        raise ConfigError(
+            f"this must divide {where}.width, which is {model.width}",
+            key=f"{where}.head_size",
+            value=model.head_size,
+            suggestion=f"use {_divisor(model.width, model.head_size)}",
+        )
+    heads = derived.heads(model)
+    if model.width % heads:
+        rule = f"this must divide {where}.width, which is {model.width}"
+        if model.heads is None:
+            rule = f"unset, this is width // 64 = {heads}, which does not divide {where}.width = {model.width}"
+        raise ConfigError(rule, key=f"{where}.heads", value=model.heads, suggestion=f"use {_divisor(model.width, heads)}")
+    if model.positions == "rotary" and derived.head_size(model) % 2:
+        raise ConfigError(
+            f"rotary positions turn features in pairs, but a head has {derived.head_size(model)} of them",
+            key=f"{where}.head_size" if model.head_size is not None else f"{where}.heads",
+            value=model.head_size if model.head_size is not None else model.heads,
+            suggestion="choose heads whose size (width / heads) is even, or other positions",
+        )
+
+
+def _divisor(width: int, wanted: int) -> int:
+    return min((number for number in range(1, width + 1) if width % number == 0), key=lambda number: abs(number - wanted))
+
+
+def _groups(model: ModelConfig, where: str) -> None:
+    if model.depth % model.num_inner_groups:
+        raise ConfigError(
+            f"each visit to a group runs this many layers, so it must divide {where}.depth, which is {model.depth}",
+            key=f"{where}.num_inner_groups",
+            value=model.num_inner_groups,
+        )
+    if model.num_hidden_groups is not None and model.num_hidden_groups > derived.visits(model):
+        raise ConfigError(
+            f"there are only {derived.visits(model)} visits (depth / num_inner_groups), so some groups would never run",
+            key=f"{where}.num_hidden_groups",
+            value=model.num_hidden_groups,
+            suggestion=f"use at most {derived.visits(model)}",
+        )
+
+
+def _stack(stack: StackConfig, model: ModelConfig, where: str) -> None:
+    if stack.beta is not None:
+        raise ConfigError(
+            "the additive coupling has no beta", key=f"{where}.stack.beta", value=stack.beta, suggestion="remove it"
+        )
+    if stack.order == "aaff" and (model.depth % 2 or model.num_inner_groups > 1 and model.num_inner_groups % 2):
+        raise ConfigError(
+            "order aaff joins two layers in a block, so depth (and the layers of a group) must be even",
+            key=f"{where}.depth",
+            value=model.depth,
+            suggestion="use an even depth, or order attn-ffn",
+        )
+    if stack.kind == "residual" and stack.output != "sum-minus-input":
+        raise ConfigError(
+            "a residual stack has one stream, so there is nothing to choose",
+            key=f"{where}.stack.output",
+            value=stack.output,
+            suggestion="remove it",
+        )
