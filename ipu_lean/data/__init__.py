@@ -1,0 +1,27 @@
+"""Text to batches: corpora, tokenizers, packed token files, a sampler that resumes. numpy only; torch is not imported here."""
+from __future__ import annotations
+
+from ipu_lean.data.batches import IGNORED, TrainBatches, check_vocab, check_windows, eval_batches, window_count
+from ipu_lean.data.corpora import open_corpus, resolve
+from ipu_lean.data.prepare import Prepared, prepare
+from ipu_lean.data.sampler import ResumableSampler
+from ipu_lean.data.tokenizers import Tokenizer, load_tokenizer, train_tokenizer
+from ipu_lean.data.tokens import TokenFile
+
+__all__ = [
+    "IGNORED",
+    "Prepared",
+    "ResumableSampler",
+    "TokenFile",
+    "Tokenizer",
+    "TrainBatches",
+    "check_vocab",
+    "check_windows",
+    "eval_batches",
+    "load_tokenizer",
+    "open_corpus",
+    "prepare",
+    "resolve",
+    "train_tokenizer",
+    "window_count",
+]
