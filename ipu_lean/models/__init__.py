@@ -1,0 +1,10 @@
+"""Models, each reading like its paper's figure, and how the configuration becomes one."""
+
+from __future__ import annotations
+
+from ipu_lean.models.build import base_shapes_for, build_meta, build_model, spec_of
+from ipu_lean.models.gpt import GPT, Block
+from ipu_lean.models.spec import GPTSpec
+from ipu_lean.models.step import TrainStep
+
+__all__ = ["GPT", "Block", "GPTSpec", "TrainStep", "base_shapes_for", "build_meta", "build_model", "spec_of"]

@@ -1,0 +1,98 @@
+"""The two branches of a layer, and how layers become the blocks of a stack."""
+
+from __future__ import annotations
+
+from typing import Dict, List, Optional, Sequence, Tuple
+
+import torch
+from torch import nn
+
+from ipu_lean.errors import ConfigError
+from ipu_lean.models.spec import GPTSpec
+from ipu_lean.nn import CausalSelfAttention, FeedForward, KVCache, Rotary, make_norm
+from ipu_lean.reversible import ResidualBlock, ReversibleBlock
+
+
+class Branch(nn.Module):
+    """x -> branch_mult * norm_after(f(norm_before(x))): what is added to the residual stream. norm_after only with `sandwich`."""
+
+    def __init__(self, spec: GPTSpec) -> None:
+        super().__init__()
+        self.norm = make_norm(spec.norm, spec.width, spec.norm_eps)
+        self.norm_after = make_norm(spec.norm, spec.width, spec.norm_eps) if spec.sandwich else None
+        self.mult = spec.branch_mult
+
+    def _finish(self, x: torch.Tensor) -> torch.Tensor:
+        if self.norm_after is not None:
+            x = self.norm_after(x)
+        return x if self.mult == 1.0 else x * self.mult
+
+
+class AttentionBranch(Branch):
+    """`[batch, seq, width] -> [batch, seq, width]`."""
+
+    def __init__(self, spec: GPTSpec, positions: Optional[Rotary]) -> None:
+        super().__init__(spec)
+        self.attention = CausalSelfAttention(
+            spec.width,
+            spec.heads,
+            scale=spec.attention_scale,
+            positions=positions,
+            attention_dropout=spec.attention_dropout,
+            dropout=spec.dropout,
+            implementation=spec.attention,
+            bias=spec.bias,
+            init_scale=spec.init_scale,
+            query_zero_init=spec.query_zero_init,
+        )
+
+    def forward(self, x: torch.Tensor, mask: Optional[torch.Tensor] = None, cache: Optional[KVCache] = None) -> torch.Tensor:
+        """See `CausalSelfAttention` for mask and cache."""
+        return self._finish(self.attention(self.norm(x), mask, cache))
+
+
+class FeedForwardBranch(Branch):
+    """`[batch, seq, width] -> [batch, seq, width]`."""
+
+    def __init__(self, spec: GPTSpec) -> None:
+        super().__init__(spec)
+        self.feed_forward = FeedForward(
+            spec.width, spec.ffn_width, spec.activation, dropout=spec.dropout, bias=spec.bias, init_scale=spec.init_scale
+        )
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """x -> f(x)."""
+        return self._finish(self.feed_forward(self.norm(x)))
+
+
+Layer = Tuple[AttentionBranch, FeedForwardBranch]
+
+
+def make_layers(spec: GPTSpec, positions: Optional[Rotary]) -> List[Layer]:
+    """The layers in execution order; a shared layer is the same pair of modules again.
+
+    Visit i of `visits` runs group i * groups // visits, and a group runs all its `num_inner_groups` layers (the layout of ALBERT
+    and lean_transformer).
+    """
+    groups = spec.visits if spec.groups is None else spec.groups
+    made = [
+        [(AttentionBranch(spec, positions), FeedForwardBranch(spec)) for _ in range(spec.num_inner_groups)] for _ in range(groups)
+    ]
+    return [layer for visit in range(spec.visits) for layer in made[visit * groups // spec.visits]]
+
+
+def make_blocks(spec: GPTSpec, layers: Sequence[Layer]) -> List[nn.Module]:
+    """The stack's blocks in execution order: one layer each, or two with order `aaff`. Equal runs of layers share a block."""
+    per_block = 2 if spec.order == "aaff" else 1
+    if len(layers) % per_block:
+        raise ConfigError("order aaff joins two layers in a block, so the depth is even", key="model.depth", value=spec.depth)
+    made: Dict[Tuple[int, ...], nn.Module] = {}
+    blocks = []
+    for first in range(0, len(layers), per_block):
+        group = layers[first : first + per_block]
+        key = tuple(id(attention) for attention, _ in group)
+        if key not in made:
+            branches = [attention for attention, _ in group] + [feed_forward for _, feed_forward in group]
+            made[key] = ResidualBlock(branches) if spec.stack == "residual" else ReversibleBlock(branches, coupling=spec.coupling)
+        blocks.append(made[key])
+    return blocks

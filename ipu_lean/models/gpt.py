@@ -1,0 +1,200 @@
+"""GPT: a pre-norm decoder over tokens, with a residual or a reversible stack (Radford et al. 2019; Gomez et al. 2017)."""
+
+from __future__ import annotations
+
+from typing import Dict, List, NamedTuple, Optional, Tuple
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from ipu_lean.errors import ConfigError
+from ipu_lean.models.block import make_blocks, make_layers
+from ipu_lean.models.spec import GPTSpec
+from ipu_lean.mup import BaseShapes, Role
+from ipu_lean.nn import (
+    CausalSelfAttention,
+    Embedding,
+    KVCache,
+    LearnedPositions,
+    PopReadout,
+    Rotary,
+    SinusoidalPositions,
+    TiedReadout,
+    automatic_chunk,
+    chunked_cross_entropy,
+    make_norm,
+)
+from ipu_lean.reversible import ResidualStack, ReversibleStack
+
+
+class Block(NamedTuple):
+    """One stop of the forward pass, for whoever places the model on devices.
+
+    Attributes:
+        name: unique, also where a shared layer comes again.
+        module: what is called there.
+        kind: embed, layer, norm or head.
+        ties: names of the blocks that hold a parameter of this one as well; they belong on one device.
+        layers: layers (attention and feed-forward pairs) in it; 2 with order `aaff`.
+    """
+
+    name: str
+    module: nn.Module
+    kind: str
+    ties: Tuple[str, ...] = ()
+    layers: int = 0
+
+
+class Embed(nn.Module):
+    """Tokens `[batch, seq]` -> `[batch, seq, width]`: dropout(embedding_mult * (token + position))."""
+
+    def __init__(self, spec: GPTSpec) -> None:
+        super().__init__()
+        self.token = Embedding(spec.vocab, spec.width, spec.embedding_std)
+        self.position: Optional[nn.Module] = None
+        if spec.positions == "learned":
+            self.position = LearnedPositions(spec.seq, spec.width, spec.embedding_std)
+        elif spec.positions == "sinusoidal":
+            self.position = SinusoidalPositions(spec.seq, spec.width, spec.embedding_std, spec.rotary_base)
+        self.mult, self.dropout, self.seq = spec.embedding_mult, spec.embedding_dropout, spec.seq
+
+    def forward(self, tokens: torch.Tensor, start: int = 0) -> torch.Tensor:
+        """`start` is the position of the first token. Raises ConfigError beyond the context length."""
+        length = tokens.shape[1]
+        if start + length > self.seq:
+            raise ConfigError(
+                f"{start + length} tokens were given, and the model was made for {self.seq}", key="model.seq", value=self.seq
+            )
+        h = self.token(tokens)
+        if self.position is not None:
+            h = h + self.position(length, start)
+        if self.mult != 1.0:
+            h = h * self.mult
+        return F.dropout(h, self.dropout, self.training) if self.dropout else h
+
+
+class GPT(nn.Module):
+    """tokens -> embed -> stack of layers -> norm -> readout.
+
+    Attributes:
+        spec: the numbers it was built from.
+        roles, base_shapes: muP's view of each parameter, plain data (`build_model` fills them; no forward pass reads them).
+        sum_names: what the sums returned by `loss` are.
+    """
+
+    sum_names = ("loss", "correct", "tokens")
+
+    def __init__(self, spec: GPTSpec) -> None:
+        super().__init__()
+        self.spec = spec
+        self.roles: Dict[str, Role] = {}
+        self.base_shapes: BaseShapes = {}
+        self.embedding = Embed(spec)
+        rotary = Rotary(spec.seq, spec.head_size, spec.rotary_base) if spec.positions == "rotary" else None
+        blocks = make_blocks(spec, make_layers(spec, rotary))
+        if spec.stack == "residual":
+            self.layers: nn.Module = ResidualStack(blocks, engine=spec.engine, checkpoint_every=spec.checkpoint_every)
+        else:
+            self.layers = ReversibleStack(
+                blocks,
+                input=spec.stack_input,
+                output=spec.stack_output,
+                engine=spec.engine,
+                checkpoint_every=spec.checkpoint_every,
+            )
+        self.norm = make_norm(spec.norm, spec.width, spec.norm_eps)
+        if spec.tied:
+            self.readout: nn.Module = TiedReadout(self.embedding.token, spec.base_width, spec.output_mult)
+        else:
+            std = spec.init_scale * (spec.base_width or spec.width) ** -0.5
+            self.readout = PopReadout(
+                spec.width, spec.vocab, False, spec.base_width, spec.readout_zero_init, spec.output_mult, init_std=std
+            )
+        self.loss_chunk, self.plain_loss = spec.loss_chunk, False
+
+    def reset_parameters(self) -> None:
+        """Initialise anew from torch's global generator, as building the model does. Base shapes and roles stay."""
+        for module in self.modules():
+            if module is not self and hasattr(module, "reset_parameters"):
+                module.reset_parameters()
+
+    # The forward pass, piece by piece.
+
+    def embed(self, tokens: torch.Tensor, start: int = 0) -> torch.Tensor:
+        """Integers `[batch, seq]` -> `[batch, seq, width]`; `start` is the position of the first."""
+        return self.embedding(tokens, start)
+
+    def stack(self, h: torch.Tensor, mask: Optional[torch.Tensor] = None, cache: Optional[KVCache] = None) -> torch.Tensor:
+        """`[batch, seq, width] -> [batch, seq, width]`: all layers. For mask and cache see `CausalSelfAttention`."""
+        return self.layers(h, mask=mask, cache=cache)
+
+    def hidden(self, tokens: torch.Tensor, mask: Optional[torch.Tensor] = None, cache: Optional[KVCache] = None) -> torch.Tensor:
+        """Integers `[batch, seq]` -> `[batch, seq, width]`, after the final norm. With a cache, `tokens` continue it."""
+        if cache is None:
+            return self.norm(self.stack(self.embed(tokens), mask))
+        cache.begin(tokens.shape[1])
+        h = self.norm(self.stack(self.embed(tokens, cache.length), mask, cache))
+        cache.finish()
+        return h
+
+    def logits(
+        self,
+        tokens: torch.Tensor,
+        cache: Optional[KVCache] = None,
+        mask: Optional[torch.Tensor] = None,
+        last: bool = False,
+    ) -> torch.Tensor:
+        """Integers `[batch, seq]` -> `[batch, seq, vocab]`; with `last`, of the last token only, `[batch, 1, vocab]`."""
+        h = self.hidden(tokens, mask, cache)
+        return self.readout(h[:, -1:] if last else h)
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        """Integers `[batch, seq]` -> logits `[batch, seq, vocab]`."""
+        return self.logits(tokens)
+
+    def loss(self, h: torch.Tensor, labels: torch.Tensor) -> Tuple[torch.Tensor, torch.Tensor]:
+        """(mean cross entropy, float32 sums `[3]` named by `sum_names`).
+
+        Args:
+            h: `[batch, seq, width]`, from `hidden`.
+            labels: integers `[batch, seq]`, the token that follows each position; -100 is not counted.
+        """
+        chunk = automatic_chunk(labels.numel(), self.spec.vocab) if self.loss_chunk is None else self.loss_chunk
+        return chunked_cross_entropy(h, labels, self.readout, chunk, plain=self.plain_loss)
+
+    def new_cache(self, batch: int, length: Optional[int] = None) -> KVCache:
+        """A cache for `batch` sequences of at most `length` tokens (default: the context length)."""
+        weight, spec = self.embedding.token.weight, self.spec
+        length = spec.seq if length is None else length
+        if not 1 <= length <= spec.seq:
+            raise ConfigError(f"a cache holds between 1 and model.seq = {spec.seq} tokens", value=length)
+        return KVCache(spec.depth, batch, spec.heads, length, spec.head_size, weight.dtype, weight.device)
+
+    # What is chosen from outside and never changes the mathematics.
+
+    def set_attention(self, implementation: str) -> None:
+        """`explicit` (PopTorch can trace it) or `fused` (torch's kernel): the same numbers."""
+        for module in self.modules():
+            if isinstance(module, CausalSelfAttention):
+                module.set_implementation(implementation)
+
+    def set_loss(self, chunk: Optional[int] = None, plain: bool = False) -> None:
+        """How the loss saves memory: tokens per chunk (None: automatic, 0: all), and whether in `plain` operations (PopTorch)."""
+        if chunk is not None and chunk < 0:
+            raise ConfigError("tokens per chunk; 0 for no chunks", key="memory.loss_chunk", value=chunk)
+        self.loss_chunk, self.plain_loss = chunk, plain
+
+    def blocks(self) -> List[Block]:
+        """The stops of the forward pass in execution order. A shared layer comes at each visit, tied to the others."""
+        executed = self.layers.executed()
+        names: Dict[int, List[str]] = {}
+        for place, module in enumerate(executed):
+            names.setdefault(id(module), []).append(f"layer{place}")
+        found = [Block("embed", self.embedding, "embed", ("head",) if self.spec.tied else ())]
+        for place, module in enumerate(executed):
+            same = tuple(name for name in names[id(module)] if name != f"layer{place}")
+            found.append(Block(f"layer{place}", module, "layer", same, len(module.branches) // 2))
+        found.append(Block("norm", self.norm, "norm"))
+        found.append(Block("head", self.readout, "head", ("embed",) if self.spec.tied else ()))
+        return found

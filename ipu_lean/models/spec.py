@@ -1,0 +1,70 @@
+"""What a GPT is once every rule of the configuration has been applied: plain numbers, no muP left to decide."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Optional
+
+
+@dataclass(frozen=True)
+class GPTSpec:
+    """A resolved GPT. Sizes count features, tokens or layers; the field names are those of the configuration's `model` section.
+
+    Attributes beyond it:
+        base_width: width of the muP base, which the readout divides by; None: multiplier 1.
+        attention_scale: multiplies the attention scores; None: 1 / sqrt(head size).
+        branch_mult: multiplies the output of each attention and feed-forward (CompleteP's base depth / depth).
+        groups: distinct groups of layers; visit i of depth / num_inner_groups runs group i * groups // visits. None: no sharing.
+        embedding_std, init_scale, query_zero_init, readout_zero_init: initialisation, see `nn/`.
+        embedding_mult, output_mult: multiply the embedded tokens and the logits.
+        engine, checkpoint_every, loss_chunk: how memory is saved (loss_chunk None: automatic; 0: not chunked).
+        attention: `fused` or `explicit`.
+    """
+
+    width: int
+    depth: int
+    heads: int
+    ffn_width: int
+    vocab: int
+    seq: int
+    positions: str = "rotary"
+    rotary_base: float = 10000.0
+    activation: str = "gelu"
+    norm: str = "layernorm"
+    norm_eps: float = 1e-5
+    sandwich: bool = False
+    bias: bool = True
+    tied: bool = True
+    groups: Optional[int] = None
+    num_inner_groups: int = 1
+    dropout: float = 0.0
+    attention_dropout: float = 0.0
+    embedding_dropout: float = 0.0
+    stack: str = "reversible"
+    coupling: str = "additive"
+    order: str = "attn-ffn"
+    stack_input: str = "duplicate"
+    stack_output: str = "sum-minus-input"
+    attention: str = "fused"
+    base_width: Optional[int] = None
+    attention_scale: Optional[float] = None
+    branch_mult: float = 1.0
+    embedding_std: float = 0.1
+    init_scale: float = 1.0
+    query_zero_init: bool = False
+    readout_zero_init: bool = False
+    embedding_mult: float = 1.0
+    output_mult: float = 1.0
+    engine: str = "store"
+    checkpoint_every: int = 1
+    loss_chunk: Optional[int] = None
+
+    @property
+    def head_size(self) -> int:
+        """Features of one head."""
+        return self.width // self.heads
+
+    @property
+    def visits(self) -> int:
+        """Visits to groups of layers in one forward pass."""
+        return self.depth // self.num_inner_groups

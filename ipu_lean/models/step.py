@@ -1,0 +1,28 @@
+"""The step that every device runs: tokens and labels in, loss and sums out."""
+
+from __future__ import annotations
+
+from typing import Tuple
+
+import torch
+from torch import nn
+
+
+class TrainStep(nn.Module):
+    """(tokens, labels) -> (loss, sums), as one module: what an engine wraps, and what PopTorch traces.
+
+    Any model will do that has `hidden(tokens)`, `loss(h, labels)` and `sum_names`.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    @property
+    def sum_names(self) -> Tuple[str, ...]:
+        """Names of the sums, in order."""
+        return tuple(self.model.sum_names)
+
+    def forward(self, tokens: torch.Tensor, labels: torch.Tensor) -> Tuple[torch.Tensor, torch.Tensor]:
+        """Integers `[batch, seq]` twice -> (mean loss, a scalar; float32 sums `[3]`, which carry no gradient)."""
+        return self.model.loss(self.model.hidden(tokens), labels)

@@ -1,0 +1,37 @@
+"""The parts that models are built from. Each initialises itself by muP's rules and says so in `init_stds`."""
+
+from __future__ import annotations
+
+from ipu_lean.nn.activations import ACTIVATIONS, GATED, gelu
+from ipu_lean.nn.attention import CausalSelfAttention, KVCache
+from ipu_lean.nn.embedding import Embedding
+from ipu_lean.nn.fc import FCLayer
+from ipu_lean.nn.ffn import FeedForward
+from ipu_lean.nn.linear import Linear
+from ipu_lean.nn.loss import IGNORED, automatic_chunk, chunked_cross_entropy
+from ipu_lean.nn.norms import LayerNorm, RMSNorm, make_norm
+from ipu_lean.nn.positions import LearnedPositions, Rotary, SinusoidalPositions
+from ipu_lean.nn.readout import PopReadout, TiedReadout
+
+__all__ = [
+    "ACTIVATIONS",
+    "GATED",
+    "IGNORED",
+    "CausalSelfAttention",
+    "Embedding",
+    "FCLayer",
+    "FeedForward",
+    "KVCache",
+    "LayerNorm",
+    "LearnedPositions",
+    "Linear",
+    "PopReadout",
+    "RMSNorm",
+    "Rotary",
+    "SinusoidalPositions",
+    "TiedReadout",
+    "automatic_chunk",
+    "chunked_cross_entropy",
+    "gelu",
+    "make_norm",
+]

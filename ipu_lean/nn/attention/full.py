@@ -1,0 +1,127 @@
+"""Causal self-attention over the whole context, written out for PopTorch or by torch's fused kernel: the same numbers."""
+
+from __future__ import annotations
+
+from typing import Optional
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from ipu_lean.errors import ConfigError
+from ipu_lean.nn.attention.cache import KVCache
+from ipu_lean.nn.fc import FCLayer
+from ipu_lean.nn.positions.rotary import Rotary, rotate
+from ipu_lean.nn.precision import as_matmul_input
+
+IMPLEMENTATIONS = ("explicit", "fused")
+
+# Added to the score of a pair that must not be seen. exp(-1e4) is 0 in float32 and float64 alike, and -2e4 (causal and padded at
+# once) still fits float16; minus infinity would make NaN of a row in which everything is masked.
+MASKED = -1e4
+
+
+class CausalSelfAttention(nn.Module):
+    """`[batch, seq, width] -> [batch, seq, width]`: softmax(scale * q k^T, causal) v, then an output projection.
+
+    Args:
+        width, heads: a head has width / heads features.
+        scale: multiplies the scores. 1/sqrt(head_size) usually; under muP sqrt(base head_size)/head_size if heads grow in size.
+        positions: rotary positions for queries and keys.
+        attention_dropout: share of the attention weights dropped in training.
+        dropout: share of the output dropped in training.
+        implementation: `explicit` (matrix products and a softmax, which PopTorch can trace) or `fused` (torch's
+            scaled_dot_product_attention). Change it at any time; equal numbers, except which weights a dropout drops.
+        init_scale, query_zero_init: hidden matrices start with init_scale / sqrt(width), the query's at zero if asked for.
+    """
+
+    def __init__(
+        self,
+        width: int,
+        heads: int,
+        scale: Optional[float] = None,
+        positions: Optional[Rotary] = None,
+        attention_dropout: float = 0.0,
+        dropout: float = 0.0,
+        implementation: str = "fused",
+        bias: bool = True,
+        init_scale: float = 1.0,
+        query_zero_init: bool = False,
+    ) -> None:
+        super().__init__()
+        if heads < 1 or width % heads:
+            raise ConfigError(f"heads must divide the width, which is {width}", key="model.heads", value=heads)
+        self.width, self.heads, self.head_size = width, heads, width // heads
+        self.scale = self.head_size**-0.5 if scale is None else float(scale)
+        self.query = FCLayer(width, width, bias=bias, init_scale=init_scale, zero_init=query_zero_init)
+        self.key = FCLayer(width, width, bias=bias, init_scale=init_scale)
+        self.value = FCLayer(width, width, bias=bias, init_scale=init_scale)
+        self.out = FCLayer(width, width, dropout=dropout, bias=bias, init_scale=init_scale)
+        self.positions, self.attention_dropout = positions, attention_dropout
+        self.set_implementation(implementation)
+
+    def set_implementation(self, implementation: str) -> None:
+        """`explicit` or `fused`."""
+        if implementation not in IMPLEMENTATIONS:
+            raise ConfigError(f"it is one of {', '.join(IMPLEMENTATIONS)}", key="model.attention", value=implementation)
+        self.implementation = implementation
+
+    def forward(self, x: torch.Tensor, mask: Optional[torch.Tensor] = None, cache: Optional[KVCache] = None) -> torch.Tensor:
+        """`[batch, seq, width] -> [batch, seq, width]`.
+
+        Args:
+            mask: on top of the causal one, broadcastable to `[batch, heads, seq, keys]`: bool (True = may be seen) or a float
+                that is added to the scores. A row in which nothing may be seen gives finite, meaningless numbers.
+            cache: keys and values of earlier tokens; `x` continues them.
+        """
+        x = as_matmul_input(x)
+        start = 0 if cache is None else cache.length
+        q, k, v = self._split(self.query(x)), self._split(self.key(x)), self._split(self.value(x))
+        if self.positions is not None:
+            cos, sin = self.positions.rows(q, start)
+            q, k = rotate(q, cos, sin), rotate(k, cos, sin)
+        if cache is not None:
+            k, v = cache.extend(k, v)
+        q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
+        attend = self._fused if self.implementation == "fused" else self._explicit
+        return self.out(attend(q, k, v, mask).transpose(1, 2).reshape(x.shape))
+
+    def _split(self, x: torch.Tensor) -> torch.Tensor:
+        """`[batch, seq, width] -> [batch, seq, heads, head_size]`."""
+        return x.view(x.shape[0], x.shape[1], self.heads, self.head_size)
+
+    def _explicit(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: Optional[torch.Tensor]) -> torch.Tensor:
+        """Queries, keys, values `[batch, heads, seq or keys, head_size] -> [batch, heads, seq, head_size]`."""
+        scores = torch.matmul(q * self.scale, k.transpose(-1, -2))
+        added = combined_mask(q, k, mask)
+        if added is not None:
+            scores = scores + added
+        weights = F.dropout(scores.softmax(-1), self.attention_dropout, self.training and self.attention_dropout > 0)
+        return torch.matmul(weights, v)
+
+    def _fused(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: Optional[torch.Tensor]) -> torch.Tensor:
+        """The same by one kernel. It scales by 1/sqrt(head_size) itself (torch 2.0 offers nothing else), so q brings the rest."""
+        rest = self.scale * self.head_size**0.5
+        if abs(rest - 1.0) > 1e-12:
+            q = q * rest
+        dropout = self.attention_dropout if self.training else 0.0
+        causal = mask is None and q.shape[2] == k.shape[2] and q.shape[2] > 1
+        added = None if causal else combined_mask(q, k, mask)
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=added, dropout_p=dropout, is_causal=causal)
+
+
+def combined_mask(q: torch.Tensor, k: torch.Tensor, mask: Optional[torch.Tensor]) -> Optional[torch.Tensor]:
+    """What is added to the scores: the causal mask `[seq, keys]` (the queries are the last keys) and `mask`; None if nothing.
+
+    It is made here, from constants: PopTorch then evaluates it once on the host.
+    """
+    seq, keys = q.shape[2], k.shape[2]
+    causal = None
+    if seq > 1:
+        causal = torch.full((seq, keys), MASKED, dtype=q.dtype, device=q.device).triu(keys - seq + 1)
+    if mask is None:
+        return causal
+    if mask.dtype == torch.bool:
+        mask = (mask.to(q.dtype) - 1.0) * -MASKED
+    mask = mask.to(q.dtype)
+    return mask if causal is None else mask + causal

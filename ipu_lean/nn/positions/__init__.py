@@ -1,0 +1,9 @@
+"""Where a token stands: rotary, learned and sinusoidal positions."""
+
+from __future__ import annotations
+
+from ipu_lean.nn.positions.learned import LearnedPositions
+from ipu_lean.nn.positions.rotary import Rotary, rotate
+from ipu_lean.nn.positions.sinusoidal import SinusoidalPositions
+
+__all__ = ["LearnedPositions", "Rotary", "SinusoidalPositions", "rotate"]
