@@ -1,0 +1,192 @@
+"""`train` and `resume`: from a configuration to a trained run directory and its summary."""
+
+from __future__ import annotations
+
+import contextlib
+import glob
+import os
+import sys
+import time
+from pathlib import Path
+from typing import Any, Callable, Dict, Optional, Sequence
+
+from ipu_lean.config import Config, Loaded, config_hash, dump_config, require_device
+from ipu_lean.errors import Interrupted, IpuLeanError
+from ipu_lean.train.files import write_atomic
+from ipu_lean.train.finish import finish
+from ipu_lean.train.loggers import check_loggers
+from ipu_lean.train.loop import TrainLoop
+from ipu_lean.train.precision import check_precision
+from ipu_lean.train.progress import Reporter
+from ipu_lean.train.resume import resumed_config
+from ipu_lean.train.runs import RunDirectory, make_summary
+from ipu_lean.train.session import Session
+from ipu_lean.train.signals import StopSignal
+from ipu_lean.train.world import World
+
+Summary = Dict[str, Any]
+
+
+def run_train(loaded: Loaded, out: Optional[str] = None, report: Optional[Reporter] = None) -> Summary:
+    """Train from the start.
+
+    Args:
+        loaded: from `config.load`.
+        out: run directory; `runs/NAME-TIME` unless given.
+        report: speaks for the run; a Reporter of `logging.progress` unless given.
+
+    Returns:
+        The summary that is also in summary.json.
+
+    Raises:
+        ConfigError, EnvironmentProblem: before anything was written.
+        RunError: non-finite numbers, full disk; the checkpoints so far stand.
+        Interrupted: Ctrl-C or SIGTERM; everything is saved, the text is the command that goes on.
+    """
+    config = with_absolute_paths(loaded.config)
+    report = report or Reporter(config.logging.progress)
+
+    def make_run(session: Session) -> RunDirectory:
+        session.prepare()
+        return RunDirectory.create(out, config.name, dump_config(config))
+
+    RunDirectory.check_free(out)
+    return _train("train", config, report, make_run)
+
+
+def run_resume(run_dir: str, overrides: Sequence[str] = (), report: Optional[Reporter] = None) -> Summary:
+    """Go on from the newest whole checkpoint (from the start if there is none), bit for bit.
+
+    Args:
+        run_dir: a run directory.
+        overrides: `key.path=value` of safe keys (`resume.SAFE`).
+
+    Raises:
+        As `run_train`, and ConfigError for a directory that is none or an override that would change what is computed.
+    """
+    run = RunDirectory.open(run_dir)
+    config, changed = resumed_config(run.config, overrides)
+    report = report or Reporter(config.logging.progress)
+
+    def take_run(session: Session) -> RunDirectory:
+        run.lock()
+        if changed:
+            report.line(f"changed for the rest of the run: {', '.join(changed)}")
+            write_atomic(run.config, dump_config(config))
+        session.run = run
+        session.prepare()
+        return run
+
+    return _train("resume", config, report, take_run)
+
+
+def _train(command: str, config: Config, report: Reporter, take_run: Callable[[Session], RunDirectory]) -> Summary:
+    """Check the machine, launch, train, write the summary whatever happens."""
+    require_device(config)
+    check_precision(config)
+    check_loggers(config)
+    from ipu_lean.train import lit
+
+    lit.planned_size(config)
+    started = time.perf_counter()
+    first = lit.launched_rank() == 0
+    if not first:
+        report = Reporter("none")
+    outcome: Summary = {}
+    with StopSignal() as stop, _speaking(first):
+        session = Session(config, report, stop)
+
+        def open_loop(world: World) -> TrainLoop:
+            session.open(world)
+            session.loop = TrainLoop(session)
+            if session.trainer is not None:
+                session.loop.restore(session.trainer)
+            return session.loop
+
+        def finished(loop: TrainLoop) -> None:
+            outcome.update(finish(loop))
+
+        try:
+            if first:
+                session.run = take_run(session)
+                session.run.lock()
+            lit.fit(lit.LitTrainer(open_loop, finished, config), config)
+            return _end(command, session, outcome, started, None)
+        except BaseException as error:
+            _end(command, session, outcome, started, error)
+            if not first and not lit.under_torchrun() and isinstance(error, IpuLeanError):
+                # The first process says it; an exit code from here would make Lightning kill that one in mid-sentence.
+                sys.exit(0)
+            raise
+        finally:
+            report.end()
+            session.close()
+            if session.run is not None:
+                session.run.unlock()
+
+
+def _end(command: str, session: Session, outcome: Summary, started: float, error: Optional[BaseException]) -> Summary:
+    """Write summary.json (first process only); raises Interrupted for a run that was stopped and saved."""
+    loop, run, config = session.loop, session.run, session.config
+    if error is None and loop.interrupted:
+        error = Interrupted(
+            f"stopped at step {loop.step} of {config.train.steps} and saved; go on with: ipu-lean resume {run.path}"
+        )
+        status = "interrupted"
+    else:
+        status = "ok" if error is None else "interrupted" if isinstance(error, (Interrupted, KeyboardInterrupt)) else "failed"
+    summary = make_summary(
+        command,
+        device=config.device,
+        config_hash=config_hash(config),
+        status=status,
+        exit_code=0 if error is None else getattr(error, "exit_code", 1),
+        steps=0 if loop is None else loop.step,
+        tokens=0 if loop is None else loop.tokens,
+        seconds=time.perf_counter() - started,
+        metrics=outcome.get("metrics"),
+        artifacts=outcome.get("artifacts"),
+        error=None if error is None else str(error) or type(error).__name__,
+    )
+    if run is not None and session.world.first:
+        if error is None:
+            run.write_summary(summary)
+        else:
+            # The disk may be full, which is perhaps why we are here: the first error is the one to tell.
+            with contextlib.suppress(IpuLeanError, OSError):
+                run.write_summary(summary)
+    if isinstance(error, Interrupted) and loop is not None and loop.interrupted:
+        raise error
+    return summary
+
+
+@contextlib.contextmanager
+def _speaking(first: bool) -> Any:
+    """Of several processes only the first has a standard output."""
+    if first:
+        yield
+        return
+    before, sys.stdout = sys.stdout, open(os.devnull, "w")  # noqa: SIM115 - for the rest of this process
+    try:
+        yield
+    except BaseException:
+        sys.stdout = before
+        raise
+
+
+def with_absolute_paths(config: Config) -> Config:
+    """Paths that exist made absolute, so that the run directory can be used from any folder."""
+
+    def absolute(source: Any) -> Any:
+        there = isinstance(source, str) and (os.path.exists(source) or bool(glob.glob(source, recursive=True)))
+        return str(Path(source).absolute()) if there else source
+
+    data = config.data
+    tokenizer = data.tokenizer.model_copy(update={"path": absolute(data.tokenizer.path)})
+    changes = {
+        "corpus": absolute(data.corpus),
+        "tokenizer": tokenizer,
+        "cache": None if data.cache is None else str(Path(data.cache).expanduser().absolute()),
+        "validation": {name: absolute(source) for name, source in data.validation.items()},
+    }
+    return config.model_copy(update={"data": data.model_copy(update=changes)})

@@ -1,0 +1,172 @@
+"""The engine for CPU and GPU, and the mirror of what an IPU call does: micro-batches in turn, one mean gradient, one update.
+
+loss = mean over micro-batches of (mean over the micro-batch's tokens)         the same on every device
+rows of a global batch, in order: [accumulation, replicas, micro]              replicas not given to a process are run in turn
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from typing import Any, Callable, Dict, List, Optional
+
+import numpy as np
+import torch
+from torch import nn
+
+from ipu_lean.config import Config, derived
+from ipu_lean.errors import RunError
+from ipu_lean.optim import Schedule, apply_schedule
+from ipu_lean.train import gradients
+from ipu_lean.train.engines import parallel
+from ipu_lean.train.engines.protocol import Batch, StepResult
+from ipu_lean.train.precision import LossScale, autocast
+from ipu_lean.train.world import World
+
+
+class TorchEngine:
+    """Trains `step.model` (see `engines/protocol.py` for the calls).
+
+    Args:
+        step: (tokens, labels) int32 `[rows, seq]` -> (mean loss, float32 `[K]` sums); holds the model as `.model`.
+        make_optimizer: model -> optimizer, called after wrapping because FSDP replaces parameters; None for an engine that only
+        evaluates. schedule: the factor on every group's learning rate by update. config: batch, precision, clipping and
+        parallel strategy are read from it. world: the processes that train together.
+    """
+
+    updates_per_call = 1
+
+    def __init__(
+        self,
+        step: nn.Module,
+        make_optimizer: Optional[Callable[[nn.Module], torch.optim.Optimizer]],
+        schedule: Optional[Schedule],
+        config: Config,
+        world: Optional[World] = None,
+    ) -> None:
+        self.world = world or World()
+        self.world.check_replicas(config.batch.replicas)
+        self.config, self.schedule, self.update = config, schedule, 0
+        self.model = step.model
+        self.shards = parallel.Shards(step.model)
+        step.to(self.world.device)
+        strategy = "single" if self.world.size == 1 else derived.strategy(config).replace("single", "ddp")
+        if make_optimizer is None:
+            strategy = "single"
+        self.wrapped = parallel.wrap(step, strategy, self.world)
+        self.sharded = strategy == "fsdp"
+        self.shards.bind(self.world, self.sharded)
+        # Evaluation under DDP needs no exchange; under FSDP it needs the weights gathered.
+        self.evaluated = self.wrapped if self.sharded else step
+        self.optimizer = make_optimizer(step.model) if make_optimizer else None
+        self.scale = LossScale(config.train.fp16_scale) if config.precision == "fp16-mixed" else None
+
+    # -- one update ------------------------------------------------------------------------------------------------------
+    def train_step(self, batch: Batch) -> StepResult:
+        """One weight update from this process's rows of the global batch."""
+        assert self.optimizer is not None and self.schedule is not None
+        micro = self.config.batch.micro
+        rows = batch[0].shape[0]
+        assert rows % micro == 0, f"{rows} rows are not a whole number of micro-batches of {micro}"
+        factor = self.schedule.lr_at(self.update, self.config.batch.device_iterations)
+        apply_schedule(self.optimizer, factor)
+        self.optimizer.zero_grad(set_to_none=True)
+        self.wrapped.train()
+        losses, sums = self._accumulate(batch, rows // micro)
+        loss, totals = self._reduce(losses, sums, rows // micro)
+        if not math.isfinite(loss):
+            raise RunError(f"the loss is {loss} at step {self.update + 1}.")
+        norm, skipped = self._apply()
+        self.update += 1
+        tokens = int(batch[1].size) * self.world.size
+        return StepResult(loss, tuple(totals), self.config.optimizer.lr * factor, tokens, None if skipped else norm, skipped)
+
+    def _accumulate(self, batch: Batch, count: int) -> Any:
+        """Forward and backward of `count` micro-batches; gradients are exchanged in the last one only."""
+        scale = 1.0 if self.scale is None else self.scale.scale
+        tokens, labels = self._tensors(batch)
+        losses: List[torch.Tensor] = []
+        sums: List[torch.Tensor] = []
+        for index, (x, y) in enumerate(zip(tokens.chunk(count), labels.chunk(count))):
+            last = index == count - 1
+            with parallel.no_sync(self.wrapped) if not last else contextlib.nullcontext():
+                with autocast(self.config.precision, self.world.device.type):
+                    loss, part = self.wrapped(x, y)
+                (loss * scale / count if scale != 1.0 else loss / count).backward()
+            losses.append(loss.detach())
+            sums.append(part.detach())
+        return losses, sums
+
+    def _reduce(self, losses: List[torch.Tensor], sums: List[torch.Tensor], count: int) -> Any:
+        """(mean loss over all micro-batches and processes, metric sums), added up in float64."""
+        flat = torch.cat([torch.stack(losses).double().sum().reshape(1), torch.stack(sums).double().sum(0)])
+        values = self.world.sum(flat.tolist())
+        return values[0] / (count * self.world.size), values[1:]
+
+    def _apply(self) -> Any:
+        """Unscale, check, clip and step; returns (gradient norm, whether the update was skipped)."""
+        parameters = [parameter for group in self.optimizer.param_groups for parameter in group["params"]]
+        found = gradients.gradients_of(parameters)
+        scale = 1.0 if self.scale is None else self.scale.scale
+        norm = float(gradients.global_norm(found, sharded=self.sharded, device=self.world.device)) / scale
+        if not math.isfinite(norm):
+            if self.scale is None:
+                raise RunError(f"the gradient's norm is {norm} at step {self.update + 1}.")
+            self.scale.update(True, self.update + 1)
+            return norm, True
+        clip = self.config.train.clip
+        factor = 1.0 if clip is None else gradients.clip_factor(norm, clip)
+        gradients.scale_gradients(found, factor / scale)
+        self.optimizer.step()
+        if self.scale is not None:
+            self.scale.update(False, self.update + 1)
+        return norm, False
+
+    def eval_step(self, batch: Batch) -> np.ndarray:
+        """Metric sums of this process's rows, float64 `[K]`."""
+        training = self.model.training
+        self.evaluated.eval()
+        try:
+            with torch.no_grad(), autocast(self.config.precision, self.world.device.type):
+                _, sums = self.evaluated(*self._tensors(batch))
+        finally:
+            self.evaluated.train(training)
+        return sums.double().cpu().numpy()
+
+    def _tensors(self, batch: Batch) -> Any:
+        return tuple(torch.from_numpy(array).to(self.world.device, non_blocking=True) for array in batch)
+
+    # -- state -----------------------------------------------------------------------------------------------------------
+    def sync_to_host(self) -> Dict[str, torch.Tensor]:
+        """Full weights by name, on the host."""
+        return self.shards.weights()
+
+    def optimizer_state(self) -> Dict[str, Any]:
+        """Full optimizer state by parameter name, on the host."""
+        return parallel.optimizer_state(self.optimizer, self.shards)
+
+    def load_optimizer_state(self, state: Dict[str, Any]) -> None:
+        """Take over what `optimizer_state` returned, in a world of any size."""
+        parallel.load_optimizer_state(self.optimizer, self.shards, state)
+
+    def state_dict(self) -> Dict[str, Any]:
+        """Updates made and loss scale, as plain JSON."""
+        return {"update": self.update, "scale": None if self.scale is None else self.scale.state_dict()}
+
+    def load_state_dict(self, state: Dict[str, Any]) -> None:
+        """Take over what `state_dict` returned."""
+        self.update = int(state["update"])
+        if self.scale is not None and state.get("scale"):
+            self.scale.load_state_dict(state["scale"])
+
+    def attach(self) -> None:
+        """A CPU or GPU is shared freely."""
+
+    def detach(self) -> None:
+        """A CPU or GPU is shared freely."""
+
+    def close(self) -> None:
+        """Drop gradients and optimizer state."""
+        if self.optimizer is not None:
+            self.optimizer.zero_grad(set_to_none=True)
+            self.optimizer.state.clear()

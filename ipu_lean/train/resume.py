@@ -1,0 +1,75 @@
+"""What may change between the two halves of a run: how long it goes on, and how it is measured, saved and spread; never what it
+computes.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Dict, List, Sequence, Tuple
+
+from ipu_lean.config import Config, derived, load, load_config
+from ipu_lean.errors import ConfigError
+from ipu_lean.train.banner import flat
+
+SAFE = (
+    "name",
+    "logging.",
+    "train.steps",
+    "train.eval_every",
+    "train.eval_batches",
+    "train.save_every",
+    "train.keep_last",
+    "train.keep_best",
+    "train.log_every",
+    "train.sample.",
+    "train.threads",
+    "train.processes",
+    "train.strategy",
+    "data.cache",
+)
+"""Keys, and sections with a final dot, that a resumed run may change."""
+
+
+def is_safe(key: str) -> bool:
+    """Whether a resumed run may have another value there. `schedule.steps` is pinned by this module itself (see
+    `resumed_config`).
+    """
+    return key == "schedule.steps" or any(key == safe or (safe.endswith(".") and key.startswith(safe)) for safe in SAFE)
+
+
+def differing(one: Dict[str, Any], other: Dict[str, Any]) -> List[str]:
+    """Dotted keys whose values differ."""
+    return sorted(key for key in set(one) | set(other) if one.get(key) != other.get(key))
+
+
+def resumed_config(config_file: Path, overrides: Sequence[str]) -> Tuple[Config, List[str]]:
+    """The run's config with safe overrides applied, and the keys that changed.
+
+    More steps do not bend the schedule: if its horizon was train.steps, it is pinned to the old value, and the rate stays at
+    `schedule.final` afterwards. So what was trained already is the beginning of the longer run.
+
+    Raises:
+        ConfigError: an override of a key that decides what is computed, or fewer steps than before.
+    """
+    old = load_config(config_file)
+    new = load(config_file, overrides).config
+    changed = differing(flat(old), flat(new))
+    for key in changed:
+        if not is_safe(key) or key == "schedule.steps":
+            raise ConfigError(
+                "a resumed run must compute what it began with, so this cannot change",
+                key=key,
+                value=flat(new).get(key),
+                suggestion=f"start a new run; safe to change are {', '.join(name.rstrip('.') for name in SAFE)}",
+            )
+    if new.train.steps < old.train.steps:
+        raise ConfigError(
+            f"a resumed run can be lengthened, not shortened below its {old.train.steps} steps",
+            key="train.steps",
+            value=new.train.steps,
+            suggestion="stop it with Ctrl-C where you like: it saves",
+        )
+    if new.train.steps > old.train.steps and old.schedule.steps is None:
+        pinned = new.schedule.model_copy(update={"steps": derived.horizon(old)})
+        new = new.model_copy(update={"schedule": pinned})
+    return new, changed

@@ -1,0 +1,198 @@
+"""`eval` and `generate`: a trained run directory put to use. Nothing here changes it, save for the note of an evaluation."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Dict, List, Optional, Sequence
+
+import torch
+from torch import nn
+
+from ipu_lean.config import Config, config_hash, load
+from ipu_lean.data import TokenFile, Tokenizer, load_tokenizer, prepare
+from ipu_lean.errors import CheckpointError, ConfigError
+from ipu_lean.models import TrainStep, build_model
+from ipu_lean.train import checkpoint as checkpoints
+from ipu_lean.train import corpus
+from ipu_lean.train.checkpoint import CheckpointStore
+from ipu_lean.train.engines.torch_engine import TorchEngine
+from ipu_lean.train.evaluate import evaluate_set
+from ipu_lean.train.files import write_json
+from ipu_lean.train.finish import prompt_ids
+from ipu_lean.train.generate import check_sampling, check_vocabulary, generate_ids
+from ipu_lean.train.precision import check_precision
+from ipu_lean.train.progress import Reporter
+from ipu_lean.train.runs import RunDirectory, make_summary
+from ipu_lean.train.world import World
+
+Summary = Dict[str, Any]
+
+
+@dataclass
+class Loaded:
+    """A checkpoint, ready to use: `config` as far as this machine can honour it."""
+
+    run: RunDirectory
+    config: Config
+    source: Path
+    trainer: Dict[str, Any]
+    model: nn.Module
+    tokenizer: Tokenizer
+    world: World
+
+
+def open_run(run_dir: str, which: str, report: Reporter, overrides: Sequence[str] = ()) -> Loaded:
+    """Model and tokenizer of a run's checkpoint.
+
+    Args:
+        which: `best`, `last` or a step; without a best one, `best` means the last.
+        overrides: applied to the run's config; what they change must leave the model as it is.
+
+    Raises:
+        ConfigError: not a run directory. CheckpointError: no such checkpoint, or one that does not fit model or tokenizer.
+    """
+    run = RunDirectory.open(run_dir)
+    config = load(run.config, overrides).config
+    if config.device != "cpu" and not (config.device == "gpu" and torch.cuda.is_available()):
+        report.warn(f"warning: the run was trained on {config.device}, which is not here; using the CPU.")
+        config = config.model_copy(update={"device": "cpu"})
+    if config.device == "cpu" and config.precision == "fp16-mixed":
+        config = config.model_copy(update={"precision": "fp32"})
+    check_precision(config)
+    store = CheckpointStore(run.checkpoints, report.warn)
+    if which == "best" and not store.has_best():
+        report.warn("warning: this run marked no best checkpoint; using the last one.")
+        which = "last"
+    source = store.find(which)
+    snapshot = checkpoints.read(source, weights_only=True)
+    tokenizer = load_tokenizer(source / "tokenizer")
+    vocab = int(snapshot.trainer["vocab"])
+    check_vocabulary(vocab, tokenizer.vocab)
+    model = build_model(config, vocab)
+    checkpoints.load_into(model, snapshot.model, source)
+    world = World.current(config)
+    return Loaded(run, config, source, snapshot.trainer, model.to(world.device), tokenizer, world)
+
+
+def run_eval(
+    run_dir: str,
+    overrides: Sequence[str] = (),
+    *,
+    checkpoint: str = "best",
+    data: Optional[str] = None,
+    report: Optional[Reporter] = None,
+) -> Summary:
+    """Loss, accuracy and perplexity of a checkpoint on the run's validation sets, or on another corpus.
+
+    Args:
+        overrides: `key.path=value` for the run's config, such as `train.eval_batches=10` or `batch.micro=1`.
+        data: a corpus (as `data.corpus`) to evaluate on, encoded with the run's tokenizer.
+
+    Returns:
+        A summary; `metrics` maps each set to its figures. Also kept as eval.json in the run directory.
+    """
+    started = time.perf_counter()
+    report = report or Reporter("plain")
+    used = open_run(run_dir, checkpoint, report, overrides)
+    config = used.config
+    sets = _validation_sets(used) if data is None else {"data": _other_corpus(used, data)}
+    engine = TorchEngine(TrainStep(used.model), None, None, config, used.world)
+    step = int(used.trainer["step"])
+    metrics = {}
+    for name, tokens in sets.items():
+        metrics[name] = evaluate_set(engine, tokens, config, used.world, config.train.eval_batches)
+        report.evaluation(step, config.train.steps, name, metrics[name])
+    place = used.run.path / "eval.json"
+    summary = make_summary(
+        "eval",
+        device=config.device,
+        config_hash=config_hash(config),
+        steps=step,
+        tokens=sum(one["tokens"] for one in metrics.values()),
+        seconds=time.perf_counter() - started,
+        metrics=metrics,
+        artifacts={"run": str(used.run.path), "checkpoint": str(used.source), "eval": str(place)},
+    )
+    write_json(place, summary)
+    return summary
+
+
+def _validation_sets(used: Loaded) -> Dict[str, TokenFile]:
+    sets = corpus.obtain(used.config, used.run.data).validation
+    if not sets:
+        raise ConfigError("this run has no validation set", key="data.validation", suggestion="name a corpus with --data")
+    return sets
+
+
+def _other_corpus(used: Loaded, source: str) -> TokenFile:
+    """All tokens of another corpus, encoded as the run encodes."""
+    tokenizer = used.config.data.tokenizer
+    if tokenizer.kind != "bytes":
+        tokenizer = tokenizer.model_copy(update={"path": str(used.source / "tokenizer"), "vocab": None})
+    data = used.config.data.model_copy(update={"corpus": source, "validation": {}, "tokenizer": tokenizer})
+    return prepare(used.config.model_copy(update={"data": data})).train
+
+
+def run_generate(
+    run_dir: str,
+    prompt: str = "",
+    *,
+    prompts: Optional[Sequence[str]] = None,
+    samples: int = 1,
+    tokens: int = 200,
+    temperature: float = 0.8,
+    top_k: Optional[int] = None,
+    top_p: Optional[float] = None,
+    seed: int = 0,
+    checkpoint: str = "best",
+    cache: bool = True,
+    report: Optional[Reporter] = None,
+) -> Summary:
+    """Continue a prompt (or several, side by side) with a run's checkpoint.
+
+    Args:
+        prompts: several prompts instead of `prompt`.
+        samples: continuations of each prompt.
+        cache: False recomputes the context for every token: the same text, slower.
+        (For the others see `generate.generate_ids`.)
+
+    Returns:
+        A summary with `text` (prompt and continuation; several joined by lines of dashes) and `texts`.
+    """
+    started = time.perf_counter()
+    report = report or Reporter("plain")
+    check_sampling(temperature, top_k, top_p, tokens)
+    if samples < 1:
+        raise ConfigError("must be 1 or more", key="--samples", value=samples)
+    used = open_run(run_dir, checkpoint, report)
+    asked = [one for one in (prompts if prompts is not None else [prompt]) for _ in range(samples)]
+    if not asked:
+        raise CheckpointError("there is no prompt to continue.")
+    found = generate_ids(
+        used.model,
+        [prompt_ids(used.tokenizer, one) for one in asked],
+        tokens,
+        seq=used.config.model.seq,
+        temperature=temperature,
+        top_k=top_k,
+        top_p=top_p,
+        seed=seed,
+        end=used.tokenizer.end,
+        cache=cache,
+        allowed=used.tokenizer.vocab,
+    )
+    texts: List[str] = [one + used.tokenizer.decode(ids) for one, ids in zip(asked, found)]
+    count, seconds = sum(len(ids) for ids in found), time.perf_counter() - started
+    summary = make_summary(
+        "generate",
+        device=used.config.device,
+        config_hash=config_hash(used.config),
+        steps=int(used.trainer["step"]),
+        tokens=count,
+        seconds=seconds,
+        metrics={"tokens_per_s": round(count / seconds, 1)},
+        artifacts={"run": str(used.run.path), "checkpoint": str(used.source)},
+    )
+    return {**summary, "text": "\n---\n".join(texts), "texts": texts}

@@ -1,0 +1,147 @@
+"""The run directory: made once, never overwritten, enough by itself for `resume`, `eval` and `generate`.
+
+config.yaml  data.json  metrics.jsonl  metrics.csv  checkpoints/  summary.json  loss.png  sample.txt
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+from typing import Any, Dict, Optional
+
+from ipu_lean.errors import ConfigError, RunError
+from ipu_lean.train.files import disk_guard, read_json, write_atomic, write_json
+
+SUMMARY_SCHEMA = 1
+
+
+class RunDirectory:
+    """Paths of one run, and the lock that keeps a second process from training in it."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = Path(path)
+        self.config = self.path / "config.yaml"
+        self.metrics = self.path / "metrics.jsonl"
+        self.csv = self.path / "metrics.csv"
+        self.checkpoints = self.path / "checkpoints"
+        self.summary = self.path / "summary.json"
+        self.plot = self.path / "loss.png"
+        self.sample = self.path / "sample.txt"
+        self.data = self.path / "data.json"
+        self._lock: Optional[Any] = None
+
+    @staticmethod
+    def check_free(out: Optional[str]) -> None:
+        """ConfigError if `out` exists and is not an empty directory."""
+        if out and os.path.lexists(out) and (not os.path.isdir(out) or os.listdir(out)):
+            raise ConfigError(
+                f"the output directory {out} exists and is not empty",
+                key="--out",
+                suggestion=f"choose another, or `ipu-lean resume {out}`",
+            )
+
+    @classmethod
+    def create(cls, out: Optional[str], name: str, config_text: str) -> RunDirectory:
+        """A new directory that holds config.yaml. ConfigError if `out` exists and is not empty."""
+        cls.check_free(out)
+        path = (Path(out) if out else _free_name(name)).absolute()
+        # Filled beside its final place and renamed: a kill leaves no half-made run directory under the name that was asked for.
+        temporary = path.with_name(f".{path.name}.tmp-{os.getpid()}")
+        try:
+            with disk_guard(f"the run directory {path} was not made"):
+                temporary.mkdir(parents=True)
+                write_atomic(temporary / "config.yaml", config_text)
+                os.replace(temporary, path)
+        except (FileExistsError, NotADirectoryError) as error:
+            raise ConfigError(f"the output directory {path} cannot be made: {error.strerror}", key="--out") from error
+        except OSError as error:
+            raise RunError(f"the output directory {path} cannot be made: {error.strerror}.") from error
+        return cls(path)
+
+    @classmethod
+    def open(cls, path: str) -> RunDirectory:
+        """An existing run directory; ConfigError when it is not one."""
+        run = cls(Path(path).absolute())
+        if not run.path.is_dir():
+            raise ConfigError(f"there is no run directory {path}", key="RUN")
+        if not run.config.is_file():
+            raise ConfigError(f"{path} is not a run directory: it holds no config.yaml", key="RUN")
+        return run
+
+    def lock(self) -> None:
+        """Hold the directory until this process ends, however it ends; RunError if another live process holds it."""
+        try:
+            import fcntl
+        except ImportError:  # Windows: no lock, and no harm either
+            return
+        handle = open(self.path / ".lock", "w")  # noqa: SIM115 - must stay open as long as the run
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            handle.close()
+            raise RunError(f"another process is training in {self.path}; stop it first, or wait for it.") from None
+        except OSError:  # file systems without locks
+            handle.close()
+            return
+        self._lock = handle
+
+    def unlock(self) -> None:
+        """Let others train here (also happens when the process ends)."""
+        if self._lock is not None:
+            self._lock.close()
+            self._lock = None
+
+    def write_summary(self, summary: Dict[str, Any]) -> None:
+        """Replace summary.json in one step."""
+        write_json(self.summary, summary)
+
+    def read_summary(self) -> Optional[Dict[str, Any]]:
+        """summary.json, or None if the run has not ended yet."""
+        return read_json(self.summary)
+
+
+def make_summary(
+    command: str,
+    *,
+    device: str,
+    config_hash: str,
+    status: str = "ok",
+    exit_code: int = 0,
+    steps: int = 0,
+    tokens: int = 0,
+    seconds: float = 0.0,
+    metrics: Optional[Dict[str, Any]] = None,
+    artifacts: Optional[Dict[str, str]] = None,
+    error: Optional[str] = None,
+) -> Dict[str, Any]:
+    """The object that `--json` prints and summary.json holds. `seconds`: this process only; `verdict`: null, these commands
+    give none.
+    """
+    summary: Dict[str, Any] = {
+        "schema": SUMMARY_SCHEMA,
+        "command": command,
+        "status": status,
+        "verdict": None,
+        "exit_code": exit_code,
+        "device": device,
+        "config_hash": config_hash,
+        "steps": steps,
+        "tokens": tokens,
+        "seconds": round(seconds, 3),
+        "metrics": metrics or {},
+        "artifacts": artifacts or {},
+    }
+    if error is not None:
+        summary["error"] = error
+    return summary
+
+
+def _free_name(name: str) -> Path:
+    """runs/NAME-TIME, with a number behind it when two runs start in the same second."""
+    base = Path("runs") / f"{name}-{time.strftime('%Y%m%d-%H%M%S')}"
+    path, count = base, 1
+    while path.exists():
+        count += 1
+        path = base.with_name(f"{base.name}-{count}")
+    return path

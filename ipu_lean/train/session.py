@@ -1,0 +1,146 @@
+"""What one process holds while it trains: data, model, engine, run directory; built in an order that lets mistakes surface
+first.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Dict, Optional
+
+import torch
+
+from ipu_lean.config import Config
+from ipu_lean.data import Prepared, TokenFile, TrainBatches
+from ipu_lean.errors import CheckpointError, ConfigError
+from ipu_lean.models import TrainStep, build_model
+from ipu_lean.optim import build_optimizer, build_schedule
+from ipu_lean.train import checkpoint, corpus, rng
+from ipu_lean.train.banner import banner, flat, versions
+from ipu_lean.train.checkpoint import CheckpointStore
+from ipu_lean.train.engines.torch_engine import TorchEngine
+from ipu_lean.train.loggers import MetricsLog
+from ipu_lean.train.progress import Reporter
+from ipu_lean.train.resume import differing, is_safe
+from ipu_lean.train.runs import RunDirectory
+from ipu_lean.train.signals import StopSignal
+from ipu_lean.train.world import World
+
+
+class Session:
+    """One process's parts of a run. `prepare` needs no other process; `open` is called in all of them at once."""
+
+    def __init__(self, config: Config, report: Reporter, stop: StopSignal) -> None:
+        self.config, self.report, self.stop = config, report, stop
+        self.world = World()
+        self.run: Optional[RunDirectory] = None
+        self.prepared: Optional[Prepared] = None
+        self.model: Any = None
+        self.log: Any = None
+        self.trainer: Optional[Dict[str, Any]] = None
+        self.loop: Any = None
+
+    def prepare(self) -> None:
+        """Data and model: everything that can be wrong about a configuration shows here. Done once."""
+        if self.model is not None:
+            return
+        if self.config.train.threads is not None:
+            torch.set_num_threads(self.config.train.threads)
+        record = None if self.run is None else self.run.data
+        self.prepared = corpus.obtain(self.config, record, self.report.preparing)
+        self.vocab = self.config.model.vocab or self.prepared.vocab
+        self.model = build_model(self.config, self.vocab)
+
+    @property
+    def validation(self) -> Dict[str, TokenFile]:
+        """Validation sets by name."""
+        return self.prepared.validation
+
+    def open(self, world: World) -> None:
+        """Join the others: agree on the run directory and on the checkpoint to go on from, wrap the model, restore.
+        Collective.
+        """
+        self.world = world
+        path = world.broadcast(None if self.run is None else str(self.run.path))
+        self.run = self.run or RunDirectory.open(path)
+        self.prepare()
+        self.store = CheckpointStore(self.run.checkpoints, self.report.warn)
+        self.batches = TrainBatches.create(
+            self.prepared.train,
+            self.config.model.seq,
+            self.config.batch.global_batch,
+            seed=self.config.seed,
+            shuffle=self.config.data.shuffle,
+        )
+        source = self._checkpoint()
+        snapshot = None if source is None else checkpoint.read(source)
+        if snapshot is not None:
+            self._check(snapshot.trainer)
+            checkpoint.load_into(self.model, snapshot.model, source)
+        self.engine = TorchEngine(
+            TrainStep(self.model),
+            lambda model: build_optimizer(model, self.config),
+            build_schedule(self.config),
+            self.config,
+            world,
+        )
+        if snapshot is not None:
+            self.trainer = snapshot.trainer
+            self.engine.load_optimizer_state(snapshot.optimizer)
+            self.engine.load_state_dict(snapshot.trainer["engine"])
+            self.batches.load_state_dict(snapshot.trainer["data"])
+        if world.first:
+            if not self.run.data.exists():
+                corpus.note(self.prepared, self.run.data)
+            self.log = MetricsLog(self.run, self.config, 0 if self.trainer is None else self.trainer["step"])
+            self._speak(source)
+
+    def _checkpoint(self) -> Any:
+        """The newest whole checkpoint, chosen by the first process; newer damaged ones are put aside."""
+        source = None
+        if self.world.first:
+            self.store.clean()
+            source = self.store.latest()
+            self.store.put_aside_after(source)
+        return self.world.broadcast(source)
+
+    def _check(self, trainer: Dict[str, Any]) -> None:
+        """Refuse to go on with another configuration or text; mention other versions, which may round differently."""
+        changed = differing(trainer["config"], flat(self.config))
+        for key in changed:
+            if not is_safe(key):
+                raise ConfigError(
+                    f"config.yaml was edited: the checkpoint was trained with {trainer['config'].get(key)!r}",
+                    key=key,
+                    value=flat(self.config).get(key),
+                    suggestion="put it back, or start a new run",
+                )
+        if trainer["corpus"] != corpus.fingerprint(self.prepared):
+            raise CheckpointError(
+                "the checkpoint was trained on another text (or another split of it) than this run directory names."
+            )
+        if trainer["versions"] != versions() and self.world.first:
+            then, now = (", ".join(f"{key} {value}" for key, value in one.items()) for one in (trainer["versions"], versions()))
+            self.report.warn(f"warning: the checkpoint was written with {then}; this is {now}. The run goes on, not bit for bit.")
+
+    def restore_rng(self) -> None:
+        """Put every generator where it stood (or seed it); called last, right before the first step."""
+        states = [] if self.trainer is None else self.trainer["rng"]
+        if len(states) == self.world.size:
+            rng.restore(states[self.world.rank], self.world.device)
+            return
+        # A new run, or another number of processes than the checkpoint had: fresh, but not the streams that the run began with.
+        rng.seed_all(self.config.seed + (0 if self.trainer is None else 1000003 * self.trainer["step"]), self.world.rank)
+
+    def _speak(self, source: Any) -> None:
+        self.report.line(f"run directory: {self.run.path}")
+        for text in banner(self.config, self.model, self.vocab, self.world):
+            self.report.line(text)
+        if source is not None:
+            self.report.line(f"going on from {source.name}")
+
+    def close(self) -> None:
+        """Close files and give the engine's memory back."""
+        if self.log is not None:
+            self.log.close()
+        engine = getattr(self, "engine", None)
+        if engine is not None:
+            engine.close()
