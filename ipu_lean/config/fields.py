@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 from typing import Any, Dict, Iterator, List, Optional, Tuple, Type, Union, get_args, get_origin
 
 from ipu_lean.config.root import Config
@@ -61,17 +62,18 @@ def keys_of(path: Path) -> List[str]:
 
 
 def nearest(path: Path) -> Optional[str]:
-    """The key that was probably meant by an unknown one: a neighbour in its section, or its namesake in another."""
+    """The key that an unknown one probably meant: a close neighbour in its section, a namesake elsewhere, anything near."""
     word, home = path[-1], path[:-1]
+    by_last: Dict[str, str] = {name: name for name in Config.model_fields}
+    for other, _ in leaves():
+        by_last.setdefault(other[-1], ".".join(other))
+    close = difflib.get_close_matches(word, keys_of(home), n=1, cutoff=0.8)
+    if close:
+        return ".".join(home + (close[0],))
+    if word in by_last:
+        return by_last[word]
     near = did_you_mean(word, keys_of(home))
     if near is not None:
         return ".".join(home + (near,))
-    namesakes = [".".join(other) for other, _ in leaves() if other[-1] == word]
-    namesakes += [name for name in Config.model_fields if name == word]
-    if namesakes:
-        return namesakes[0]
-    by_last: Dict[str, str] = {}
-    for other, _ in leaves():
-        by_last.setdefault(other[-1], ".".join(other))
     far = did_you_mean(word, by_last)
     return by_last[far] if far is not None else None

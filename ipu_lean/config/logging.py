@@ -8,7 +8,7 @@ from ipu_lean.config.section import Section, setting
 class LoggingConfig(Section):
     """Optional sinks are imported only when switched on, and written by the first process only."""
 
-    csv: bool = setting(True, "Write metrics.csv.")
+    csv: bool = setting(True, "Write metrics.csv as well, with a row for each line of metrics.jsonl.")
     tensorboard: bool = setting(False, "Write TensorBoard event files (extra `tensorboard`).")
     wandb: bool = setting(False, "Send metrics to Weights & Biases (extra `wandb`); nothing is contacted while this is false.")
     wandb_project: str = setting("ipu_lean", "The Weights & Biases project.", min_length=1)

@@ -1,0 +1,101 @@
+"""Rules that join keys: each case breaks one rule, and the error names the key and a way out."""
+
+import pytest
+
+from ipu_lean.config import load_config, make_config, require_device
+from ipu_lean.errors import ConfigError, EnvironmentProblem
+
+pytestmark = pytest.mark.pod
+
+BROKEN = [
+    ("model.heads", ["model.heads=7"], "divide model.width.* 8"),
+    ("model.heads", ["model.width=200"], "width // 64 = 3"),
+    ("model.head_size", ["model.heads=4", "model.head_size=64"], "either"),
+    ("model.head_size", ["model.head_size=48"], "divide model.width"),
+    ("model.heads", ["model.width=12", "model.heads=4", "mup.base_width=4"], "in pairs"),
+    ("model.width", ["model.width=63", "model.heads=1", "model.positions=sinusoidal"], "even width"),
+    ("model.ffn_ratio", ["model.ffn_ratio=1e-3"], "rounds to zero"),
+    ("model.num_inner_groups", ["model.num_inner_groups=4"], "divide model.depth"),
+    ("model.num_hidden_groups", ["model.num_hidden_groups=7"], "only 6 visits"),
+    ("model.depth", ["model.depth=5", "model.stack.order=aaff"], "even"),
+    ("model.depth", ["model.stack.order=aaff", "model.num_inner_groups=3"], "even"),
+    ("model.stack.beta", ["model.stack.beta=0.9"], "no beta"),
+    ("model.stack.output", ["model.stack.kind=residual", "model.stack.output=x"], "one stream"),
+    ("model.vocab", ["model.vocab=256"], "257 pieces"),
+    ("model.vocab", ["data.tokenizer.kind=bpe", "model.vocab=4095"], "4096 pieces"),
+    ("data.tokenizer.vocab", ["data.tokenizer.vocab=300"], "always has 257"),
+    ("data.tokenizer.vocab", ["data.tokenizer.kind=bpe", "data.tokenizer.vocab=256"], "at least 257"),
+    ("data.tokenizer.path", ["data.tokenizer.path=x"], "not loaded"),
+    ("data.tokenizer.coverage", ["data.tokenizer.coverage=0.5"], "sentencepiece"),
+    ("mup.base_width", ["mup.base_width=null"], "needs a base"),
+    ("mup.base", ["mup.base={width: 64}"], "not both"),
+    ("mup.base.heads", ["mup.base_width=null", "mup.base={width: 64, heads: 5}"], "divide"),
+    ("mup.base_width", ["mup.base_width=66", "model.heads=4"], "multiple of 8"),
+    ("mup.base_width", ["mup.base_width=32", "model.head_size=64"], "multiple"),
+    ("memory.engine", ["model.stack.kind=residual", "memory.engine=invert"], "reversible"),
+    ("memory.checkpoint_every", ["memory.checkpoint_every=2"], "engine is auto"),
+    ("model.attention", ["device=ipu", "model.attention=fused"], "no fused"),
+    ("precision", ["precision=bf16-pure"], "fp32, bf16-mixed and fp16-mixed work"),
+    ("precision", ["precision=fp16-ipu"], "fp32, bf16-mixed and fp16-mixed work"),
+    ("data.validation.a", ["data.validation.a=1.0"], "between 0 and 1"),
+    ("data.validation.a", ["data.validation.a="], "number"),
+    ("data.validation.train", ["data.validation.train=0.1"], "not `train`"),
+    ("data.validation", ["data.validation.a=0.5", "data.validation.b=0.5"], "nothing to train on"),
+    ("optimizer.momentum", ["optimizer.momentum=0.9"], "adamw. has no momentum"),
+    ("optimizer.eps", ["optimizer.kind=sgd", "optimizer.eps=1e-6"], "sgd. has no eps"),
+    ("optimizer.nesterov", ["optimizer.kind=sgd", "optimizer.nesterov=true"], "needs a momentum"),
+    ("train.steps", ["batch.device_iterations=7"], "multiple.* 1001"),
+    ("train.eval_every", ["batch.device_iterations=8", "train.eval_every=12"], "multiple"),
+    ("schedule.warmup", ["schedule.warmup=1001"], "1000 updates"),
+    ("schedule.warmup", ["schedule.warmup=11", "schedule.steps=10"], "10 updates"),
+    ("train.fp16_scale.init", ["train.fp16_scale.minimum=1e6"], "minimum"),
+    ("train.processes", ["train.processes=2", "batch.replicas=3"], "evenly"),
+    ("train.processes", ["train.processes=2", "batch.replicas=2", "train.strategy=single"], "one process"),
+    ("ipu.layers_per_ipu", ["ipu.layers_per_ipu=[3, 2]"], "placed are 5"),
+    ("ipu.layers_per_ipu", ["ipu.layers_per_ipu=[7, -1]"], "exactly once"),
+    ("ipu.layers_per_ipu", ["ipu.layers_per_ipu=[]"], "placed are 0"),
+]
+
+
+@pytest.mark.parametrize("key, overrides, message", BROKEN)
+def test_broken_rule(key, overrides, message):
+    with pytest.raises(ConfigError, match=message) as caught:
+        load_config("mup: {base_width: 64}\n", overrides)
+    assert caught.value.key == key
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ["mup.parametrization=standard", "mup.base_width=null"],
+        ["mup.base_width=null", "mup.base={width: 64}"],
+        ["model.stack.kind=residual", "memory.engine=checkpoint", "memory.checkpoint_every=3"],
+        ["model.stack.order=aaff", "model.num_hidden_groups=2"],
+        ["model.width=63", "model.heads=1", "model.positions=learned", "mup.base_width=63"],
+        ["optimizer.kind=sgd", "optimizer.momentum=0.9", "optimizer.nesterov=true"],
+        ["batch.device_iterations=4", "batch.replicas=4", "train.processes=2"],
+        ["train.eval_every=0", "data.validation={}", "train.clip=null"],
+        ["ipu.layers_per_ipu=[0, 3, 3]"],
+        ["model.vocab=260"],
+        ["data.tokenizer.vocab=257"],
+    ],
+)
+def test_allowed_combinations_load(overrides):
+    assert load_config("mup: {base_width: 64}\n", overrides).model.kind == "gpt"
+
+
+def test_make_config_applies_the_same_rules():
+    with pytest.raises(ConfigError, match="divide"):
+        make_config(model={"width": 64, "heads": 5}, mup={"base_width": 64})
+
+
+@pytest.mark.parametrize("device", ["ipu", "ipu-emulated"])
+def test_devices_of_a_later_release_are_an_environment_problem(device):
+    with pytest.raises(EnvironmentProblem, match="device: cpu") as caught:
+        require_device(make_config(device=device, mup={"base_width": 64}))
+    assert caught.value.exit_code == 3
+    assert "ipu-emulated" in str(caught.value)
+
+
+def test_the_cpu_needs_nothing():
+    assert require_device(make_config(mup={"base_width": 64})) is None
