@@ -1,49 +1,202 @@
-"""Interface of the recomputing engine; for now every engine keeps what plain autograd keeps (same numbers and gradients)."""
+"""The recomputing engines: `invert` (nothing kept per layer) and `checkpoint` (the state kept every few layers).
+
+Both are made of frames (frames.py), one for each branch or segment and call. They differ in where a frame finds the inputs of
+its second run: a checkpoint keeps them; an inverted chain derives them from what comes after, beginning with the two streams that
+leave the stack.
+
+Who owns what, so that memory goes as soon as it can and never later: autograd's nodes own their frame; a frame owns the state
+after it; a state owns the frame that it must be derived with, until it has been derived.
+"""
 from __future__ import annotations
 
-from typing import Any, Callable, Dict, List, Sequence, Tuple, TypeVar
+import sys
+import weakref
+from functools import wraps
+from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
 
-from torch import Tensor, is_grad_enabled, nn
+import torch
+from torch import Tensor, nn
 
-T = TypeVar("T")
+from .couplings import Coupling
+from .frames import Frame, Hooks, RecomputeError, Tensors, Versions, graph_is_freed, recomputing, remember
+
+__all__ = ["Chain", "RecomputeError", "recomputing", "recording_needed", "remember", "run_segments", "without_dynamo"]
+
+_FREED = (
+    "the recomputed stack has already freed what this backward pass asks for; "
+    "say retain_graph=True in the first backward pass if you need a second one"
+)
 
 
 def recording_needed() -> bool:
-    """Whether this call's activations may be asked for by a backward pass."""
-    return is_grad_enabled()
-
-
-def recomputing() -> bool:
-    """True while the engine runs a branch for the second time."""
-    return False
-
-
-def remember(compute: Callable[[], T]) -> T:
-    """A discrete decision (bucket, permutation, route): computed in the first run of a branch, returned again in its second."""
-    return compute()
+    """Whether a backward pass can follow this call; without one nothing is recorded."""
+    return torch.is_grad_enabled()
 
 
 def without_dynamo(function: Callable[..., Any]) -> Callable[..., Any]:
-    """`function`, never traced by torch.compile."""
-    return function
+    """`function`, left out by torch.compile: graphs cannot be cut at saved-tensor hooks. Branches may be compiled one by one."""
+    disable = getattr(torch, "_disable_dynamo", None)
+    if disable is not None:
+        return disable(function)
+
+    @wraps(function)
+    def plain(*args: Any, **kwargs: Any) -> Any:
+        dynamo = sys.modules.get("torch._dynamo")
+        return function(*args, **kwargs) if dynamo is None else dynamo.disable(function)(*args, **kwargs)
+
+    return plain
+
+
+class State:
+    """The two streams between two half-steps of a recorded call: there, or to be derived from what follows."""
+
+    __slots__ = ("pair", "_frame", "_hooks", "__weakref__")
+
+    def __init__(self, frame: InvertedFrame) -> None:
+        self.pair: Optional[Tensors] = None
+        self._frame: Optional[InvertedFrame] = frame
+        self._hooks: Optional[weakref.ReferenceType[Hooks]] = None
+
+    def deposit(self, pair: Tensors, hooks: weakref.ReferenceType[Hooks]) -> None:
+        """Now they are there. If autograd still owns the frame after us, leave it to autograd when that frame ends."""
+        self.pair = pair
+        if hooks() is not None:
+            self._frame, self._hooks = None, hooks
+
+    def take(self, executing: bool) -> Tensors:
+        """The streams; the state does not hold them any longer."""
+        if self.pair is None:
+            hooks = None if self._hooks is None else self._hooks()
+            frame = self._frame if hooks is None else hooks.frame
+            if frame is None:
+                raise RecomputeError(_FREED)
+            frame.rerun(executing=False)
+        pair, self.pair = self.pair, None
+        assert pair is not None
+        return pair
+
+
+class Tail:
+    """The two streams that leave the stack, from which all others are derived."""
+
+    __slots__ = ("_pair", "_versions", "__weakref__")
+
+    def __init__(self, a: Tensor, b: Tensor) -> None:
+        self._pair: Optional[Tensors] = (a.detach(), b.detach())
+        self._versions = Versions(self._pair)
+
+    def take(self, executing: bool) -> Tensors:
+        """The streams; kept for another backward pass unless the one that runs frees its graph."""
+        if self._pair is None:
+            raise RecomputeError(_FREED)
+        self._versions.check("the output of a reversible stack")
+        pair = self._pair
+        if executing and graph_is_freed():
+            self._pair, self._versions = None, Versions(())
+        return pair
+
+
+class InvertedFrame(Frame):
+    """A half-step (a, b) -> (b, a + f(b)) whose inputs are rebuilt from its outputs: z = b is one of them, a = y - f(z)."""
+
+    __slots__ = ("coupling", "after", "before", "_y")
+
+    def __init__(self, branch: nn.Module, coupling: Coupling, kwargs: Dict[str, Any]) -> None:
+        super().__init__(branch, (branch,), kwargs)
+        self.coupling = coupling
+        self.after: Any = None
+        self.before: Optional[weakref.ReferenceType[State]] = None
+        self._y: Any = None
+
+    def inputs(self, executing: bool) -> Tensors:
+        """z, from the state after this half-step."""
+        if self.after is None:
+            raise RecomputeError(f"{self.describe()} asks for gradients inside its own forward pass; use `memory.engine: store`")
+        z, y = self.after.take(executing)
+        if self.result_needed():
+            self._y = (z, y)
+        return (z,)
+
+    def result_needed(self) -> bool:
+        """Only if an earlier half-step is still interested in the state before this one."""
+        return self.before is not None and self.before() is not None
+
+    def finish(self, out: Any) -> None:
+        """Derives the state before this half-step."""
+        kept, self._y = self._y, None
+        before = None if self.before is None else self.before()
+        if before is not None and out is not None:
+            z, y = kept
+            with torch.no_grad():
+                before.deposit((self.coupling.inverse(y, out.detach()), z), self._hooks)
 
 
 class Chain:
-    """One call of a stack."""
+    """One recorded call of a reversible stack."""
 
-    def half_step(self, branch: nn.Module, coupling: Any, a: Tensor, b: Tensor, kwargs: Dict[str, Any]) -> Tuple[Tensor, Tensor]:
-        """(a, b) -> (b, a + f(b))."""
-        return b, coupling.forward(a, branch(b, **kwargs))
+    def __init__(self) -> None:
+        self._last: Optional[InvertedFrame] = None
+
+    def half_step(
+        self, branch: nn.Module, coupling: Coupling, a: Tensor, b: Tensor, kwargs: Dict[str, Any]
+    ) -> Tuple[Tensor, Tensor]:
+        """(a, b) -> (b, a + f(b)), streams [batch, seq, width]."""
+        frame = InvertedFrame(branch, coupling, kwargs)
+        out = frame.record(b)
+        if self._last is not None:
+            state = State(frame)
+            self._last.after, frame.before = state, weakref.ref(state)
+        self._last = frame
+        return b, coupling.forward(a, out)
 
     def finish(self, a: Tensor, b: Tensor) -> Tuple[Tensor, Tensor]:
-        """The streams at the end of the call."""
+        """Call it with the streams at the end; they are what everything else is rebuilt from."""
+        if self._last is not None:
+            self._last.after = Tail(a, b)
+            self._last = None
         return a, b
 
 
-def run_segments(parts: Sequence[List[nn.Module]], state: Tuple[Tensor, ...], kwargs: Dict[str, Any]) -> Tuple[Tensor, ...]:
-    """The blocks of all parts in a row, from state to state."""
+class SegmentFrame(Frame):
+    """A run of blocks whose inputs are kept until its second run."""
+
+    __slots__ = ("_inputs", "_versions")
+
+    def __init__(self, blocks: Sequence[nn.Module], state: Tensors, kwargs: Dict[str, Any]) -> None:
+        def run(*state: Tensor, **kwargs: Any) -> Tensors:
+            return _run_blocks(blocks, state, kwargs)
+
+        super().__init__(run, blocks, kwargs)
+        self._inputs: Optional[Tensors] = tuple(t.detach() for t in state)
+        self._versions = Versions(self._inputs)
+
+    def inputs(self, executing: bool) -> Tensors:
+        """The kept ones; given up if the running backward pass frees its graph."""
+        if self._inputs is None:
+            raise RecomputeError(_FREED)
+        self._versions.check("the input of a checkpointed segment")
+        inputs = self._inputs
+        if graph_is_freed():
+            self._inputs, self._versions = None, Versions(())
+        return inputs
+
+    def result_needed(self) -> bool:
+        """Never: the second run ends as soon as the last saved tensor is there."""
+        return False
+
+    def finish(self, out: Any) -> None:
+        """Nothing is made of the result."""
+
+
+def _run_blocks(blocks: Sequence[nn.Module], state: Tensors, kwargs: Dict[str, Any]) -> Tensors:
+    for block in blocks:
+        out = block(*state, **kwargs)
+        state = out if isinstance(out, tuple) else (out,)
+    return state
+
+
+def run_segments(parts: Sequence[List[nn.Module]], state: Tensors, kwargs: Dict[str, Any]) -> Tensors:
+    """The blocks of all parts in a row, from state to state (one stream or two); each part is recorded and recomputed as one."""
     for part in parts:
-        for block in part:
-            out = block(*state, **kwargs)
-            state = out if isinstance(out, tuple) else (out,)
+        state = SegmentFrame(part, state, kwargs).record(*state)
     return state

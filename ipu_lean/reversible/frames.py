@@ -1,0 +1,260 @@
+"""A recorded run of a branch: autograd is given numbers instead of tensors, and the tensors are rebuilt when it asks for them.
+
+`torch.autograd.graph.saved_tensors_hooks` lets us put anything in the place of a tensor that a backward node saves. Around a
+branch we hand out numbers. The first number that a backward pass asks for makes the frame run its branch once more; the
+tensors saved in this second run, in the same order, are the ones asked for. Each is given away once and forgotten by the frame.
+The graph that autograd walks is the one of the first run, so parameter hooks, DDP, `torch.autograd.grad` and `retain_graph` meet
+nothing unusual, and no backward pass is started inside another one.
+"""
+from __future__ import annotations
+
+import threading
+import weakref
+from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence, Tuple, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from ipu_lean.errors import RunError
+
+from .surroundings import Surroundings
+
+T = TypeVar("T")
+Tensors = Tuple[Tensor, ...]
+
+
+class RecomputeError(RunError, RuntimeError):
+    """The engine cannot rebuild what autograd asks for, and says why; it never hands out wrong numbers instead."""
+
+
+class _Running(threading.local):
+    """Frames whose function is running in this thread, the innermost last."""
+
+    def __init__(self) -> None:
+        self.frames: List[Frame] = []
+
+
+_running = _Running()
+
+
+def recomputing() -> bool:
+    """True while the engine runs a branch a second time."""
+    return any(frame.replaying for frame in _running.frames)
+
+
+def remember(compute: Callable[[], T]) -> T:
+    """A discrete decision of a branch (hash buckets, a permutation, a route), made once.
+
+    `compute` runs without gradient in the branch's first run, and its result is kept with the engine's record of this call; the
+    second run gets the kept result, in the order of the calls. The inputs of the second run differ from the first by rounding, so
+    that a decision taken again could fall differently. Outside a recorded run it is just `compute()`.
+    """
+    return _remember(len(_running.frames) - 1, compute)
+
+
+def _remember(level: int, compute: Callable[[], T]) -> T:
+    if level < 0:
+        with torch.no_grad():
+            return compute()
+    frame = _running.frames[level]
+    if frame.replaying:
+        return next(frame.replayed_decisions)
+    frame.decisions.append(_remember(level - 1, compute))
+    return frame.decisions[-1]
+
+
+def graph_is_freed() -> bool:
+    """Whether the backward pass that is running frees the graph behind it (False if this torch cannot tell)."""
+    keeps = getattr(torch._C._autograd, "_get_current_graph_task_keep_graph", None)
+    return keeps is not None and torch._C._current_graph_task_id() != -1 and not keeps()
+
+
+class Versions:
+    """Tensors that must not be changed in place between two moments."""
+
+    __slots__ = ("_seen",)
+
+    def __init__(self, tensors: Sequence[Any]) -> None:
+        self._seen = [(t, t._version) for t in tensors if isinstance(t, Tensor) and not t.is_inference()]
+
+    def changed(self) -> bool:
+        """Whether one of them was."""
+        return any(tensor._version != version for tensor, version in self._seen)
+
+    def check(self, what: str) -> None:
+        """RecomputeError that names `what` if one of them was."""
+        if self.changed():
+            raise RecomputeError(f"{what} was changed in place before the backward pass, which needs it as it was; change a copy")
+
+
+class _Stop(BaseException):
+    """Everything that was asked for has been rebuilt; the rest of the second run is not needed."""
+
+
+class Hooks:
+    """The pair of hooks around a first run. Autograd's nodes own it: when the last of them is freed, it is gone."""
+
+    __slots__ = ("frame", "__weakref__")
+
+    def __init__(self, frame: Frame) -> None:
+        self.frame = frame
+
+    def pack(self, tensor: Tensor) -> Any:
+        """A parameter stays itself (with its version), any other tensor becomes a number."""
+        if isinstance(tensor, nn.Parameter):
+            return tensor, tensor._version
+        saved = self.frame.saved
+        saved.append((tensor.shape, tensor.dtype))
+        return len(saved) - 1
+
+    def unpack(self, handle: Any) -> Tensor:
+        """What autograd saved under `handle`."""
+        if isinstance(handle, int):
+            return self.frame.fetch(handle)
+        parameter, version = handle
+        if parameter._version != version:
+            raise RecomputeError(
+                f"a parameter of shape {tuple(parameter.shape)} was changed in place (an optimizer step?) between the forward "
+                "pass and its backward pass"
+            )
+        return parameter
+
+
+class Frame:
+    """One recorded run of a function of tensors.
+
+    Args:
+        function: called with the tensors of the run and `kwargs`; returns a tensor or a tuple of tensors.
+        modules: the modules that it runs (their buffers are guarded).
+    Subclasses say where the inputs of the second run come from (`inputs`) and what becomes of its result (`finish`).
+    """
+
+    __slots__ = (
+        "function", "modules", "kwargs", "saved", "decisions", "replayed_decisions", "replaying",
+        "_surroundings", "_store", "_hooks", "_needs_grad", "_kwargs_versions", "__weakref__",
+    )  # fmt: skip
+
+    def __init__(self, function: Callable[..., Any], modules: Sequence[nn.Module], kwargs: Dict[str, Any]) -> None:
+        self.function, self.modules, self.kwargs = function, modules, kwargs
+        self.saved: List[Tuple[torch.Size, torch.dtype]] = []
+        self.decisions: List[Any] = []
+        self.replayed_decisions: Iterator[Any] = iter(())
+        self.replaying = False
+        self._store: Optional[Dict[int, Tensor]] = None
+        self._kwargs_versions = Versions(list(kwargs.values()))
+
+    def record(self, *inputs: Tensor) -> Any:
+        """The first run, in the autograd graph; what its nodes would save is left out."""
+        self._needs_grad = tuple(t.requires_grad for t in inputs)
+        self._surroundings = Surroundings(self.modules, inputs[0].device)
+        hooks = Hooks(self)
+        self._hooks = weakref.ref(hooks)
+        versions = Versions(inputs)
+        with _Entered(self), torch.autograd.graph.saved_tensors_hooks(hooks.pack, hooks.unpack):
+            out = self.function(*inputs, **self.kwargs)
+        self._surroundings.settle()
+        if versions.changed():
+            raise RecomputeError(f"{self.describe()} changes its input in place; a recomputed branch must leave it alone")
+        return out
+
+    def wanted(self) -> bool:
+        """Whether a node of the first run is still there to ask for its tensors."""
+        return self._hooks() is not None
+
+    def fetch(self, number: int) -> Tensor:
+        """The tensor that the first run saved as `number`."""
+        if torch.is_grad_enabled() and torch._C._current_graph_task_id() != -1:
+            raise RecomputeError(
+                "gradients of gradients (create_graph=True) cannot pass a recomputed stack; use `memory.engine: store` for them"
+            )
+        if self._store is None or number not in self._store:
+            self.rerun(executing=True)
+        assert self._store is not None
+        tensor = self._store.pop(number)
+        if not self._store:
+            self._store = None
+        return tensor
+
+    def rerun(self, executing: bool) -> None:
+        """The second run. `executing`: a backward node of this frame asks; if not, only the result is wanted, nothing is kept."""
+        inputs = self.inputs(executing)
+        self._kwargs_versions.check("a keyword argument (mask, …) of a recomputed branch")
+        out: Any = None
+        self.replayed_decisions = iter(self.decisions)
+        with self._surroundings.replayed(), _Entered(self, replaying=True):
+            if executing:
+                out = self._rebuild(inputs)
+            else:
+                with torch.no_grad():
+                    out = self.function(*inputs, **self.kwargs)
+        self.finish(out)
+
+    def _rebuild(self, inputs: Tensors) -> Any:
+        store: Dict[int, Tensor] = {}
+        expected, stop_early = self.saved, not self.result_needed()
+
+        def keep(tensor: Tensor) -> Tensor:
+            if isinstance(tensor, nn.Parameter):
+                return tensor
+            number = len(store)
+            if number >= len(expected) or (tensor.shape, tensor.dtype) != expected[number]:
+                raise RecomputeError(self._mismatch())
+            store[number] = tensor = tensor.detach()
+            if stop_early and len(store) == len(expected):
+                raise _Stop
+            return tensor
+
+        fresh = [t.detach().requires_grad_(needed) for t, needed in zip(inputs, self._needs_grad)]
+        out = None
+        try:
+            with torch.enable_grad(), torch.autograd.graph.saved_tensors_hooks(keep, _itself):
+                out = self.function(*fresh, **self.kwargs)
+        except _Stop:
+            pass
+        if len(store) != len(expected):
+            raise RecomputeError(self._mismatch())
+        self._store = store
+        return out
+
+    def _mismatch(self) -> str:
+        return (
+            f"{self.describe()} did not save the same tensors in its second run as in its first: it depends on something beyond "
+            "its inputs, torch's default random generators, autocast and its buffers (`remember` serves discrete decisions)"
+        )
+
+    def describe(self) -> str:
+        """The modules by their class names, for messages."""
+        return " + ".join(type(module).__name__ for module in self.modules)
+
+    def inputs(self, executing: bool) -> Tensors:
+        """Inputs for the second run."""
+        raise NotImplementedError
+
+    def result_needed(self) -> bool:
+        """Whether `finish` uses the result; if not, the second run ends with the last tensor that was saved."""
+        raise NotImplementedError
+
+    def finish(self, out: Any) -> None:
+        """Takes the result of the second run (None if it was not needed)."""
+        raise NotImplementedError
+
+
+def _itself(tensor: Tensor) -> Tensor:
+    return tensor
+
+
+class _Entered:
+    """Marks a frame as running in this thread."""
+
+    __slots__ = ("_frame", "_replaying")
+
+    def __init__(self, frame: Frame, replaying: bool = False) -> None:
+        self._frame, self._replaying = frame, replaying
+
+    def __enter__(self) -> None:
+        self._frame.replaying = self._replaying
+        _running.frames.append(self._frame)
+
+    def __exit__(self, *error: Any) -> None:
+        _running.frames.pop()
+        self._frame.replaying = False

@@ -1,0 +1,131 @@
+"""What a branch sees besides its inputs: random number generators, autocast and its own buffers.
+
+A second run of a branch equals the first only in the same surroundings, and must leave no trace in them: the generators and the
+buffers (BatchNorm's statistics, counters) stand afterwards where they stood before.
+"""
+from __future__ import annotations
+
+import contextlib
+from typing import Any, Iterator, List, Optional, Sequence, Set, Tuple
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor, nn
+
+from ipu_lean._compat import autocast_state
+
+Rng = List[Tuple[torch.device, Tensor]]
+Autocast = Tuple[Tuple[str, bool, torch.dtype], ...]
+_CPU = torch.device("cpu")
+
+
+def rng_state(device: torch.device) -> Rng:
+    """State of torch's default generators: the CPU's, and that of `device` if it is another one."""
+    states = [(_CPU, torch.get_rng_state())]
+    if device.type != "cpu":
+        library = getattr(torch, device.type, None)
+        if hasattr(library, "get_rng_state"):
+            states.append((device, library.get_rng_state(device)))
+    return states
+
+
+def set_rng_state(states: Rng) -> None:
+    """Put the generators back to what `rng_state` returned."""
+    for device, state in states:
+        if device.type == "cpu":
+            torch.set_rng_state(state)
+        else:
+            getattr(torch, device.type).set_rng_state(state, device)
+
+
+def current_autocast(device: torch.device) -> Autocast:
+    """(device type, enabled, dtype) for the CPU, CUDA and the type of `device`."""
+    kinds = ("cpu", "cuda") if device.type in ("cpu", "cuda") else ("cpu", "cuda", device.type)
+    return tuple((kind,) + autocast_state(kind) for kind in kinds)
+
+
+# For each branch and training mode: which buffers its last recorded run changed (None: never run, so every buffer is suspect).
+_CHANGING: WeakKeyDictionary = WeakKeyDictionary()
+
+
+class Buffers:
+    """The buffers of some modules around a recorded run: finds those that the run changes, and keeps their values from before.
+
+    All buffers are copied before the first run of a module; later only those that the run before changed (BatchNorm's statistics
+    are, a table of positions is not). A buffer that starts to change later is still updated only once; but its second run then
+    reads the value after the first.
+    """
+
+    def __init__(self, modules: Sequence[nn.Module]) -> None:
+        self._known = [_CHANGING.setdefault(top, {}) for top in modules]
+        self._modes = [top.training for top in modules]
+        self._entries: List[Tuple[int, nn.Module, str, Tensor, int, Optional[Tensor]]] = []
+        for place, top in enumerate(modules):
+            suspects: Optional[Set[Tuple[int, str]]] = self._known[place].get(top.training)
+            for module in top.modules():
+                for name, buffer in module._buffers.items():
+                    if buffer is not None:
+                        copy = buffer.clone() if suspects is None or (id(module), name) in suspects else None
+                        self._entries.append((place, module, name, buffer, buffer._version, copy))
+
+    def changed(self) -> List[Tuple[nn.Module, str, Optional[Tensor]]]:
+        """(module, name, value before the run or None if unknown) of the buffers that changed since this object was made."""
+        found: List[Tuple[nn.Module, str, Optional[Tensor]]] = []
+        seen: List[Set[Tuple[int, str]]] = [set() for _ in self._known]
+        for place, module, name, buffer, version, copy in self._entries:
+            replaced = module._buffers.get(name) is not buffer
+            if replaced or buffer._version != version:
+                seen[place].add((id(module), name))
+                found.append((module, name, buffer if copy is None and buffer._version == version else copy))
+        for known, mode, names in zip(self._known, self._modes, seen):
+            known[mode] = names
+        return found
+
+
+class Surroundings:
+    """Those of one recorded run. Make it before the run, call `settle` right after it, use `replayed` around the second run."""
+
+    __slots__ = ("_autocast", "_cache", "_rng", "_device", "_buffers", "_changed")
+
+    def __init__(self, modules: Sequence[nn.Module], device: torch.device) -> None:
+        self._device = device
+        self._autocast = current_autocast(device)
+        self._cache = torch.is_autocast_cache_enabled()
+        self._buffers: Optional[Buffers] = Buffers(modules)
+        self._changed: List[Tuple[nn.Module, str, Optional[Tensor]]] = []
+        self._rng: Optional[Rng] = rng_state(device)
+
+    def settle(self) -> None:
+        """Forget what the run turned out not to touch: random numbers if none was drawn, buffers that did not change."""
+        assert self._rng is not None and self._buffers is not None, "settle is called once"
+        now = rng_state(self._device)
+        if all(torch.equal(before, after) for (_, before), (_, after) in zip(self._rng, now)):
+            self._rng = None
+        self._changed = self._buffers.changed()
+        self._buffers = None
+
+    @contextlib.contextmanager
+    def replayed(self) -> Iterator[None]:
+        """The surroundings of the recorded run; on leaving, those outside are back."""
+        outside = rng_state(self._device) if self._rng is not None else None
+        current = [(module, name, module._buffers[name]) for module, name, _ in self._changed]
+        try:
+            for module, name, value in self._changed:
+                value = module._buffers[name] if value is None else value
+                module._buffers[name] = None if value is None else value.clone()
+            if self._rng is not None:
+                set_rng_state(self._rng)
+            with contextlib.ExitStack() as entered:
+                self._enter_autocast(entered)
+                yield
+        finally:
+            if outside is not None:
+                set_rng_state(outside)
+            for module, name, buffer in current:
+                module._buffers[name] = buffer
+
+    def _enter_autocast(self, entered: Any) -> None:
+        now = current_autocast(self._device)
+        for (kind, enabled, dtype), present in zip(self._autocast, now):
+            if (kind, enabled, dtype) != present:
+                entered.enter_context(torch.autocast(kind, enabled=enabled, dtype=dtype, cache_enabled=self._cache))
