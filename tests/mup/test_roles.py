@@ -66,6 +66,14 @@ def test_initial_std_is_what_a_module_states(base):
     assert math.isnan(roles["norm.weight"].init_std)
 
 
+def test_a_layers_own_multiplier(base):
+    model = Toy(64)
+    model.embedding.output_mult, model.head.output_mult = 3.0, 5.0
+    roles = compute_roles(model, base)
+    assert roles["embedding.weight"].forward_mult == 3.0 and roles["head.weight"].forward_mult == 5.0 / 4
+    assert roles["blocks.0.up.weight"].forward_mult == 1.0
+
+
 def test_only_shapes_are_read(base):
     with torch.device("meta"):
         model = Toy(64)

@@ -233,7 +233,7 @@ def slopes(eps, ours):
 @pod
 @pytest.mark.parametrize("eps", [1e-12, 1e-4])
 def test_updates_scale_as_mup_says_whatever_eps(eps):
-    """Log-log slope of an update over width: -1 for hidden matrices, 0 for the rest (Tensor Programs V); a fixed eps breaks it."""
+    """Log-log slope of an update over width: -1 for hidden matrices, 0 for others (Tensor Programs V); a fixed eps breaks it."""
     roles = toy(64).roles
     for name, slope in slopes(eps, ours=True).items():
         assert slope == pytest.approx(-1.0 if roles[name].kind == "hidden" else 0.0, abs=0.1), name
