@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from ipu_lean.config import Config
     from ipu_lean.config.data import TokenizerConfig
 
+
 @dataclass(frozen=True)
 class Prepared:
     """Text as tokens, ready for batches.

@@ -14,6 +14,7 @@ from ipu_lean.errors import ConfigError
 
 MANIFEST = "tokenizer.json"
 SCHEMA = 1
+LETTER = "a"
 
 
 class Tokenizer:
@@ -37,9 +38,20 @@ class Tokenizer:
         """The text of `ids`. The end-of-text id and ids beyond the vocabulary (a model's padding) give nothing."""
         raise NotImplementedError
 
+    def encode_texts(self, texts: Sequence[str]) -> List[np.ndarray]:
+        """The ids of several texts, each on its own."""
+        return [np.asarray(self.encode(text), dtype=np.int64) for text in texts]
+
     def encode_pieces(self, pieces: Sequence[Piece]) -> List[np.ndarray]:
-        """The ids of each piece, so that a document's pieces in a row are the document's ids."""
-        return [np.asarray(self.encode(piece.text), dtype=np.int64) for piece in pieces]
+        """The ids of each piece, so that a document's pieces in a row are the document's ids.
+
+        Many tokenizers double or drop the blank at the beginning of a text. A later piece begins with a blank that is to stay, so
+        it is encoded behind a letter, whose ids are then taken off.
+        """
+        behind = [not piece.first and piece.text[0] == " " for piece in pieces]
+        rows = self.encode_texts([LETTER + piece.text if later else piece.text for piece, later in zip(pieces, behind)])
+        skip = len(self.encode(LETTER))
+        return [row[skip:] if later else row for row, later in zip(rows, behind)]
 
     def model_file(self) -> Optional[Tuple[str, bytes]]:
         """(file name, content) of what was trained, or None if nothing was."""

@@ -55,12 +55,18 @@ class BpeTokenizer(Tokenizer):
     def encode(self, text: str) -> List[int]:
         return self._model.encode(text, add_special_tokens=False).ids
 
-    def encode_pieces(self, pieces: Sequence[Piece]) -> List[np.ndarray]:
-        """As `encode`. The library's time for a text grows faster than its length, so the pieces are cut further on the way."""
-        parts = [[part.text for part in cut_pieces([(piece.text, True)], SHORT)] for piece in pieces]
+    def encode_texts(self, texts: Sequence[str]) -> List[np.ndarray]:
         encode = getattr(self._model, "encode_batch_fast", self._model.encode_batch)  # fast: ids without their places in the text
-        rows = iter(encode([text for texts in parts for text in texts], add_special_tokens=False))
-        return [np.concatenate([np.asarray(next(rows).ids, dtype=np.int64) for _ in texts]) for texts in parts]
+        return [np.asarray(found.ids, dtype=np.int64) for found in encode(list(texts), add_special_tokens=False)]
+
+    def encode_pieces(self, pieces: Sequence[Piece]) -> List[np.ndarray]:
+        """As for every tokenizer; but this library's time for a text grows faster than its length, so pieces are cut further."""
+        parts = [
+            [part._replace(first=part.first and piece.first) for part in cut_pieces([(piece.text, True)], SHORT)]
+            for piece in pieces
+        ]
+        rows = iter(super().encode_pieces([part for piece in parts for part in piece]))
+        return [np.concatenate([next(rows) for _ in piece]) for piece in parts]
 
     def decode(self, ids: Iterable[int]) -> str:
         return self._model.decode([int(i) for i in ids if 0 <= i < self.vocab and i != self.end], skip_special_tokens=True)

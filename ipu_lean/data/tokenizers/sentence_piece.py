@@ -7,13 +7,10 @@ from typing import Any, Iterable, Iterator, List, Optional, Sequence, Tuple
 
 import numpy as np
 
-from ipu_lean.data.pieces import Piece
 from ipu_lean.data.tokenizers.base import Tokenizer, processors, too_small
 from ipu_lean.errors import ConfigError, EnvironmentProblem
 
 MODEL = "sentencepiece.model"
-BLANK = "\u2581"
-"""How SentencePiece spells a blank within a piece."""
 LONGEST_SENTENCE = 4096
 """Characters in one training sentence; longer lines are cut at blanks, where no piece reaches across."""
 
@@ -40,6 +37,8 @@ class SentencePieceTokenizer(Tokenizer):
 
     def __init__(self, model: bytes, origin: str = "the SentencePiece model") -> None:
         try:
+            if not model:
+                raise RuntimeError("empty")  # the library would take it for no model given, and crash on the first text
             self._model = library().SentencePieceProcessor(model_proto=model)
         except (RuntimeError, OSError) as error:
             raise ConfigError(f"{origin} is not a SentencePiece model", key="data.tokenizer.path") from error
@@ -47,16 +46,12 @@ class SentencePieceTokenizer(Tokenizer):
         self.vocab = self._model.get_piece_size()
         end = self._model.eos_id()
         self.end: Optional[int] = end if end >= 0 else None
-        self._adds_blank = self._model.encode("a", out_type=str)[0].startswith(BLANK)
 
     def encode(self, text: str) -> List[int]:
         return self._model.encode(text)
 
-    def encode_pieces(self, pieces: Sequence[Piece]) -> List[np.ndarray]:
-        """As `encode`; but a model that puts a blank before every text would double the one that a later piece begins with."""
-        texts = [p.text[1:] if self._adds_blank and not p.first and p.text[0] == " " else p.text for p in pieces]
-        rows = self._model.encode(texts, num_threads=processors())
-        return [np.asarray(row, dtype=np.int64) for row in rows]
+    def encode_texts(self, texts: Sequence[str]) -> List[np.ndarray]:
+        return [np.asarray(row, dtype=np.int64) for row in self._model.encode(list(texts), num_threads=processors())]
 
     def decode(self, ids: Iterable[int]) -> str:
         return self._model.decode([int(i) for i in ids if 0 <= i < self.vocab and i != self.end])
