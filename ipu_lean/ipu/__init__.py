@@ -1,0 +1,1 @@
+"""The IPU path: PopTorch options, placement, the traced step, and an emulator of PopTorch on plain PyTorch."""
