@@ -70,9 +70,9 @@ def is_text(relative: Path) -> bool:
 def nearby(path: Path) -> Optional[str]:
     """A suggestion for a path that does not exist."""
     if not path.parent.is_dir():
-        return f"the folder {path.parent} does not exist either; paths are meant from {Path.cwd()}"
+        return f"the folder {path.parent} does not exist either; relative paths start at {Path.cwd()}"
     near = did_you_mean(path.name, (entry.name for entry in path.parent.iterdir()))
-    return f"did you mean {path.parent / near}" if near else f"paths are meant from {Path.cwd()}"
+    return f"did you mean {path.parent / near}" if near else f"relative paths start at {Path.cwd()}"
 
 
 def stat_digest(paths: Iterable[Path], root: Path) -> Dict[str, Any]:
