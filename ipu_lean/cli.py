@@ -42,14 +42,15 @@ def evaluate(arguments: argparse.Namespace) -> Summary:
     """Measure a run's checkpoint on its validation sets."""
     from ipu_lean.train import run_eval
 
-    return run_eval(arguments.run_directory, arguments.overrides, checkpoint=arguments.checkpoint)
+    return run_eval(arguments.run_directory, arguments.overrides, checkpoint=arguments.checkpoint, data=arguments.data)
 
 
 def generate(arguments: argparse.Namespace) -> Summary:
     """Continue a prompt with a run's checkpoint."""
     from ipu_lean.train import run_generate
 
-    names = ("prompt", "tokens", "temperature", "top_k", "top_p", "seed", "checkpoint")
+    arguments.prompts = arguments.prompts or [""]
+    names = ("prompts", "samples", "tokens", "temperature", "top_k", "top_p", "seed", "checkpoint")
     summary = run_generate(arguments.run_directory, **{name: getattr(arguments, name) for name in names})
     print(summary["text"])
     return summary
@@ -164,9 +165,12 @@ def _build_parser() -> argparse.ArgumentParser:
     _command(commands, "train", train, "config").add_argument("--out", metavar="DIR", help=out)
     _command(commands, "resume", resume, "run_directory")
     checkpoint = "`best` (by the first validation set), `last`, or the number of an update"
-    _command(commands, "eval", evaluate, "run_directory").add_argument("--checkpoint", default="best", help=checkpoint)
+    evaluation = _command(commands, "eval", evaluate, "run_directory")
+    evaluation.add_argument("--checkpoint", default="best", help=checkpoint)
+    evaluation.add_argument("--data", metavar="CORPUS", help="measure on this corpus (as data.corpus) instead")
     sampler = _command(commands, "generate", generate, "run_directory", overrides=False)
-    sampler.add_argument("--prompt", default="", help="the text to continue")
+    sampler.add_argument("--prompt", dest="prompts", action="append", help="the text to continue; may be given several times")
+    sampler.add_argument("--samples", type=int, default=1, help="continuations of each prompt (default 1)")
     sampler.add_argument("--tokens", type=int, default=200, help="tokens to generate (default 200)")
     sampler.add_argument("--temperature", type=float, default=0.8, help="divides the logits; 0 takes the likeliest (default 0.8)")
     sampler.add_argument("--top-k", type=int, default=None, help="draw among the K likeliest tokens only")
