@@ -73,10 +73,11 @@ class Buffers:
         found: List[Tuple[nn.Module, str, Optional[Tensor]]] = []
         seen: List[Set[Tuple[int, str]]] = [set() for _ in self._known]
         for place, module, name, buffer, version, copy in self._entries:
-            replaced = module._buffers.get(name) is not buffer
-            if replaced or buffer._version != version:
+            replaced, written = module._buffers.get(name) is not buffer, buffer._version != version
+            # The batch norm kernels write running statistics without a new version, so copies are compared by value.
+            if replaced or written or (copy is not None and not torch.equal(copy, buffer)):
                 seen[place].add((id(module), name))
-                found.append((module, name, buffer if copy is None and buffer._version == version else copy))
+                found.append((module, name, buffer if copy is None and not written else copy))
         for known, mode, names in zip(self._known, self._modes, seen):
             known[mode] = names
         return found

@@ -1,0 +1,123 @@
+"""What the benchmarks share: live bytes of tensors, steps timed in turn, a table and one JSON line."""
+from __future__ import annotations
+
+import json
+import statistics
+import time
+import weakref
+from typing import Any, Callable, Dict, Iterable, List, NamedTuple, Sequence
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+
+def tensors_in(tree: Any) -> Iterable[torch.Tensor]:
+    """Every tensor in nested tuples, lists and dicts."""
+    if isinstance(tree, torch.Tensor):
+        yield tree
+    elif isinstance(tree, (list, tuple)):
+        for item in tree:
+            yield from tensors_in(item)
+    elif isinstance(tree, dict):
+        yield from tensors_in(list(tree.values()))
+
+
+class LiveBytes(TorchDispatchMode):
+    """Bytes of tensor storage made by operations inside the `with` block and still alive: `.now`, and the most so far: `.peak`.
+
+    Every operation that reaches the dispatcher is seen, those of a backward pass too. A storage counts once, whatever its views,
+    from the operation that returns it until it is freed; workspaces inside a kernel are not seen. Needs torch 2.1 or newer, where
+    a storage has one Python object for life.
+
+    Args:
+        ignore: tensors that exist already (parameters, gradients, inputs); their storage is not counted.
+    """
+
+    def __init__(self, ignore: Iterable[torch.Tensor] = ()) -> None:
+        super().__init__()
+        self.now = self.peak = 0
+        self._known = {t.untyped_storage()._cdata for t in ignore}
+        # Kept alive, so that no new storage gets the address of an ignored one.
+        self._ignored = list(ignore)
+
+    def _forget(self, key: int, size: int) -> None:
+        self.now -= size
+        self._known.discard(key)
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = function(*args, **(kwargs or {}))
+        for tensor in tensors_in(out):
+            storage = tensor.untyped_storage()
+            key, size = storage._cdata, storage.nbytes()
+            if key not in self._known:
+                self._known.add(key)
+                self.now += size
+                self.peak = max(self.peak, self.now)
+                weakref.finalize(storage, self._forget, key, size)
+        return out
+
+
+def parameters_and_gradients(module: torch.nn.Module) -> List[torch.Tensor]:
+    """Parameters and their gradients; gradients that are missing are made (zeros), so that a step makes none itself."""
+    found: List[torch.Tensor] = []
+    for parameter in module.parameters():
+        if parameter.grad is None and parameter.requires_grad:
+            parameter.grad = torch.zeros_like(parameter)
+        found += [parameter] if parameter.grad is None else [parameter, parameter.grad]
+    return found
+
+
+class Timing(NamedTuple):
+    """Medians over rounds, in seconds: wall clock, and CPU time of this process (steadier on a busy machine)."""
+
+    wall: float
+    cpu: float
+    rounds: int
+
+
+def timed_in_turn(steps: Dict[str, Callable[[], Any]], rounds: int, warmup: int = 1) -> Dict[str, Timing]:
+    """Runs every step once a round, all in turn, so that what else the machine does hits them alike.
+
+    Medians, after `warmup` rounds.
+    """
+    wall: Dict[str, List[float]] = {name: [] for name in steps}
+    cpu: Dict[str, List[float]] = {name: [] for name in steps}
+    for turn in range(warmup + rounds):
+        for name, step in steps.items():
+            start_wall, start_cpu = time.perf_counter(), time.process_time()
+            step()
+            if turn >= warmup:
+                cpu[name].append(time.process_time() - start_cpu)
+                wall[name].append(time.perf_counter() - start_wall)
+    return {name: Timing(statistics.median(wall[name]), statistics.median(cpu[name]), rounds) for name in steps}
+
+
+def table(headings: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
+    """Plain text, columns aligned, numbers with three digits after the point."""
+    lines = [list(headings)] + [[f"{v:.3f}" if isinstance(v, float) else str(v) for v in row] for row in rows]
+    widths = [max(len(line[i]) for line in lines) for i in range(len(headings))]
+    return "\n".join("  ".join([line[0].ljust(widths[0])] + [v.rjust(w) for v, w in zip(line[1:], widths[1:])]) for line in lines)
+
+
+class Claims:
+    """Named statements that hold or do not."""
+
+    def __init__(self) -> None:
+        self.found: List[Dict[str, Any]] = []
+
+    def at_most(self, name: str, value: float, bound: float) -> None:
+        """`value` <= `bound`."""
+        self.found.append({"claim": name, "value": value, "bound": bound, "holds": value <= bound})
+
+    def at_least(self, name: str, value: float, bound: float) -> None:
+        """`value` >= `bound`."""
+        self.found.append({"claim": name, "value": value, "bound": bound, "holds": value >= bound})
+
+    def finish(self, result: Dict[str, Any]) -> int:
+        """Prints each claim and, as the last line, everything as JSON; returns the exit status."""
+        for claim in self.found:
+            word = "holds" if claim["holds"] else "FAILS"
+            print(f"{word}  {claim['claim']}: {claim['value']:.3f} (bound {claim['bound']:.3f})")
+        holds = all(claim["holds"] for claim in self.found)
+        print(json.dumps({**result, "claims": self.found, "holds": holds}))
+        return 0 if holds else 1

@@ -1,0 +1,319 @@
+"""The engines against everything that one can do with an autograd graph."""
+from __future__ import annotations
+
+import threading
+
+import pytest
+import torch
+from torch import nn
+
+from ipu_lean.reversible import ReversibleBlock, ReversibleStack
+from ipu_lean.reversible.frames import RecomputeError
+from tests.reversible.toys import (
+    Attention,
+    FeedForward,
+    assert_same,
+    collect,
+    data,
+    gradients,
+    loss_of,
+    reversible,
+)
+
+pytestmark = pytest.mark.pod
+RECOMPUTING = ["invert", "checkpoint"]
+
+
+def calls(stack):
+    return [branch.calls for block in stack.blocks for branch in block.branches]
+
+
+@pytest.mark.parametrize("engine", RECOMPUTING)
+@pytest.mark.parametrize("order", ["attn-ffn", "aaff"])
+def test_each_branch_runs_exactly_twice_a_step(engine, order):
+    stack = reversible(engine, layers=4, order=order, dropout=0.1)
+    for step in range(1, 4):
+        gradients(stack)
+        assert calls(stack) == [2 * step] * 8
+
+
+@pytest.mark.parametrize("engine", RECOMPUTING)
+def test_without_gradient_each_branch_runs_once(engine):
+    stack = reversible(engine)
+    with torch.no_grad():
+        y = stack(data())
+    assert calls(stack) == [1] * 6 and not y.requires_grad
+
+
+@pytest.mark.parametrize("engine", RECOMPUTING)
+@pytest.mark.parametrize("output", ["sum-minus-input", "x", "y"])
+def test_retain_graph(engine, output):
+    stack, x = reversible(engine, dropout=0.3, output=output), data().requires_grad_()
+    torch.manual_seed(7)
+    loss = loss_of(stack(x))
+    loss.backward(retain_graph=True)
+    first = collect(stack, x=x)
+    for _ in range(2):
+        stack.zero_grad()
+        x.grad = None
+        loss.backward(retain_graph=True)
+        assert_same(first, collect(stack, x=x), 1e-12)
+    stack.zero_grad()
+    x.grad = None
+    loss.backward()
+    assert_same(first, collect(stack, x=x), 1e-12)
+    with pytest.raises(RuntimeError):
+        loss.backward()
+
+
+@pytest.mark.parametrize("engine", RECOMPUTING)
+def test_second_backward_adds_up(engine):
+    stack = reversible(engine, dropout=0.3)
+    loss = loss_of(stack(data()))
+    loss.backward(retain_graph=True)
+    once = collect(stack)
+    loss.backward()
+    assert_same({name: 2 * g for name, g in once.items()}, collect(stack), 1e-12)
+
+
+@pytest.mark.parametrize("engine", RECOMPUTING)
+def test_autograd_grad_has_no_side_effect(engine):
+    reference = gradients(reversible("store", dropout=0.3))
+    stack, x = reversible(engine, dropout=0.3), data().requires_grad_()
+    torch.manual_seed(7)
+    names, parameters = zip(*stack.named_parameters())
+    found = torch.autograd.grad(loss_of(stack(x)), (*parameters, x))
+    assert all(t.grad is None for t in (*parameters, x))
+    assert_same(reference, dict(zip((*names, "x"), found)), 1e-10)
+
+
+@pytest.mark.parametrize("engine", RECOMPUTING)
+@pytest.mark.parametrize(
+    "wanted", ["x", "blocks.0.branches.0.qkv.weight", "blocks.1.branches.1.norm.bias", "blocks.2.branches.1.down.bias"]
+)
+def test_gradient_of_one_tensor_only(engine, wanted):
+    reference = gradients(reversible("store", dropout=0.3))
+    stack, x = reversible(engine, dropout=0.3), data().requires_grad_()
+    torch.manual_seed(7)
+    loss, tensor = loss_of(stack(x)), dict(stack.named_parameters(), x=x)[wanted]
+    (found,) = torch.autograd.grad(loss, tensor, retain_graph=True)
+    assert_same({wanted: reference[wanted]}, {wanted: found}, 1e-10)
+    (again,) = torch.autograd.grad(loss, tensor, retain_graph=True)
+    assert torch.equal(found, again)
+    loss.backward()
+    assert_same(reference, collect(stack, x=x), 1e-10)
+
+
+@pytest.mark.parametrize("engine", RECOMPUTING)
+def test_backward_with_inputs(engine):
+    reference = gradients(reversible("store"))
+    stack, x = reversible(engine), data().requires_grad_()
+    loss_of(stack(x)).backward(inputs=[x])
+    assert all(p.grad is None for p in stack.parameters())
+    assert_same({"x": reference["x"]}, {"x": x.grad}, 1e-10)
+
+
+@pytest.mark.parametrize("engine", RECOMPUTING)
+@pytest.mark.parametrize("which", [(1, 0), (0, 1)])
+def test_losses_on_one_stream_after_the_other(engine, which):
+    """The two streams have graphs of different length, and each may be asked first."""
+
+    def run(engine):
+        stack, x = reversible(engine, dropout=0.3), data().requires_grad_()
+        torch.manual_seed(7)
+        streams = stack.run(x, x * 2)
+        for k, place in enumerate(which):
+            loss_of(streams[place], place).backward(retain_graph=k == 0)
+        return collect(stack, x=x)
+
+    assert_same(run("store"), run(engine), 1e-10)
+
+
+@pytest.mark.parametrize("engine", RECOMPUTING)
+def test_part_of_the_output(engine):
+    def run(engine):
+        stack, x = reversible(engine, dropout=0.3), data().requires_grad_()
+        torch.manual_seed(7)
+        stack(x)[:, 2, :5].pow(3).sum().backward()
+        return collect(stack, x=x)
+
+    assert_same(run("store"), run(engine), 1e-10)
+
+
+@pytest.mark.parametrize("engine", RECOMPUTING)
+def test_gradients_of_gradients_are_refused(engine):
+    stack, x = reversible(engine), data().requires_grad_()
+    with pytest.raises(RecomputeError, match="create_graph.*store"):
+        torch.autograd.grad(loss_of(stack(x)), x, create_graph=True)
+    (g,) = torch.autograd.grad(loss_of(reversible("store")(x)), x, create_graph=True)
+    g.pow(2).sum().backward()
+
+
+@pytest.mark.parametrize("engine", RECOMPUTING)
+def test_a_failed_forward_leaves_nothing_behind(engine):
+    class Fragile(FeedForward):
+        broken = False
+
+        def forward(self, x):
+            if Fragile.broken:
+                raise ValueError("broken")
+            return super().forward(x)
+
+    def make(engine):
+        return reversible(engine, make=lambda: Fragile(0.2))
+
+    reference, stack = gradients(make("store")), make(engine)
+    Fragile.broken = True
+    with pytest.raises(ValueError, match="broken"):
+        stack(data().requires_grad_())
+    Fragile.broken = False
+    probe = torch.ones(3, requires_grad=True)
+    assert (probe * probe).grad_fn._saved_self is not None, "no hook of ours is left in force"
+    assert_same(reference, gradients(stack), 1e-10)
+
+
+@pytest.mark.parametrize("engine", RECOMPUTING)
+def test_a_failed_backward_leaves_nothing_behind(engine):
+    class Fragile(FeedForward):
+        broken = False
+
+        def forward(self, x):
+            if Fragile.broken:
+                raise ValueError("broken")
+            return super().forward(x)
+
+    def make(engine):
+        return reversible(engine, make=lambda: Fragile(0.2))
+
+    reference, stack = gradients(make("store")), make(engine)
+    loss, state = loss_of(stack(data())), torch.get_rng_state()
+    Fragile.broken = True
+    with pytest.raises(ValueError, match="broken"):
+        loss.backward()
+    Fragile.broken = False
+    assert torch.equal(state, torch.get_rng_state())
+    stack.zero_grad()
+    assert_same(reference, gradients(stack), 1e-10)
+
+
+@pytest.mark.parametrize("engine", RECOMPUTING)
+def test_a_branch_that_differs_in_its_second_run_is_found_out(engine):
+    class Counting(FeedForward):
+        def forward(self, x):
+            return super().forward(x if self.calls == 0 else x.exp().log())
+
+    stack = reversible(engine, make=Counting)
+    with pytest.raises(RecomputeError, match="second run"):
+        gradients(stack)
+
+
+@pytest.mark.parametrize("engine", RECOMPUTING)
+def test_changed_masks_are_found_out(engine):
+    stack, mask = reversible(engine), torch.zeros(6, 6, dtype=torch.float64)
+    loss = loss_of(stack(data(), mask=mask))
+    mask += 1
+    with pytest.raises(RecomputeError, match="keyword argument.*in place"):
+        loss.backward()
+
+
+@pytest.mark.parametrize("engine", RECOMPUTING)
+def test_changed_parameters_are_found_out(engine):
+    stack = reversible(engine)
+    loss = loss_of(stack(data()))
+    with torch.no_grad():
+        for parameter in stack.parameters():
+            parameter.mul_(1.01)
+    with pytest.raises(RuntimeError, match="in place|inplace"):
+        loss.backward()
+
+
+def test_changed_output_is_found_out():
+    stack = reversible("invert", output="y")
+    y = stack(data())
+    with torch.no_grad():
+        y.add_(1)
+    with pytest.raises(RecomputeError, match="output of a reversible stack.*in place"):
+        y.sum().backward()
+
+
+def test_changing_the_summed_output_is_harmless():
+    reference, found = {}, {}
+    for engine, into in (("store", reference), ("invert", found)):
+        stack = reversible(engine)
+        y = stack(data()).add_(1)
+        loss_of(y).backward()
+        into.update(collect(stack))
+    assert_same(reference, found, 1e-10)
+
+
+@pytest.mark.parametrize("engine", RECOMPUTING)
+def test_a_branch_that_changes_its_input_is_refused(engine):
+    class InPlace(nn.Module):
+        def forward(self, x):
+            return x.mul_(2)
+
+    stack = ReversibleStack([ReversibleBlock([Attention().double(), InPlace()])], engine=engine)
+    if engine == "invert":
+        with pytest.raises(RecomputeError, match="InPlace changes its input"):
+            stack(data().requires_grad_())
+    else:
+        with pytest.raises((RecomputeError, RuntimeError)):
+            gradients(ReversibleStack([ReversibleBlock([InPlace(), Attention().double()])], engine=engine))
+
+
+def test_a_branch_that_differentiates_itself():
+    class Energy(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner = FeedForward()
+
+        def forward(self, x):
+            with torch.enable_grad():
+                z = x.detach().requires_grad_()
+                (force,) = torch.autograd.grad(self.inner(z).pow(2).sum(), z)
+            return self.inner(x) + force
+
+    with pytest.raises(RecomputeError, match="inside its own forward"):
+        reversible("invert", make=Energy)(data())
+    reversible("store", make=Energy)(data()).sum().backward()
+
+
+@pytest.mark.parametrize("engine", RECOMPUTING)
+def test_no_backward_is_started_inside_another(engine, monkeypatch):
+    stack = reversible(engine, dropout=0.2)
+    loss = loss_of(stack(data()))
+    started = []
+    real = torch.autograd.backward
+    monkeypatch.setattr(torch.autograd, "backward", lambda *a, **k: (started.append(a), real(*a, **k)))
+    monkeypatch.setattr(torch.autograd, "grad", lambda *a, **k: started.append(a))
+    loss.backward()
+    assert len(started) == 1
+
+
+@pytest.mark.parametrize("engine", RECOMPUTING)
+def test_two_threads(engine):
+    """Each thread's calls have their own frames."""
+    reference = [gradients(reversible("store"), data(seed=seed).requires_grad_()) for seed in range(2)]
+    stacks, found = [reversible(engine) for _ in range(2)], [None, None]
+
+    def work(place):
+        for _ in range(5):
+            stacks[place].zero_grad()
+            found[place] = gradients(stacks[place], data(seed=place).requires_grad_())
+
+    threads = [threading.Thread(target=work, args=(place,)) for place in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for place in range(2):
+        assert_same(reference[place], found[place], 1e-10)
+
+
+@pytest.mark.parametrize("engine", RECOMPUTING)
+def test_gradient_hooks_fire_once(engine):
+    stack, fired = reversible(engine), []
+    for name, parameter in stack.named_parameters():
+        parameter.register_hook(lambda g, name=name: fired.append(name))
+    gradients(stack)
+    assert sorted(fired) == sorted(name for name, _ in stack.named_parameters())
