@@ -6,6 +6,7 @@ others wait for it.
 """
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import itertools
 import json
@@ -91,7 +92,8 @@ def build_corpus(
             with store.disk_errors(work):
                 manifest = _Build(work, source, plan, mark, key, progress).run()
                 store.publish(work, final)
-                (final / PROGRESS).unlink()
+                with contextlib.suppress(FileNotFoundError):
+                    (final / PROGRESS).unlink()
     return final, manifest
 
 

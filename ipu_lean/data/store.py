@@ -185,10 +185,19 @@ def find_damage(folder: Path, manifest: Optional[Dict[str, Any]], key: str, veri
 
 
 def publish(work: Path, final: Path) -> None:
-    """Move a finished folder to its name; what stood there before is removed."""
+    """Move a finished folder to its name; what stood there before is removed.
+
+    Where there are no locks, another process may get there between; its folder, made from the same text, is as good as ours.
+    """
     old = final.with_name(f".{final.name}.{os.getpid()}.old")
-    if final.exists():
+    with contextlib.suppress(FileNotFoundError):
         os.rename(final, old)
-    os.rename(work, final)
+    try:
+        os.rename(work, final)
+    except OSError as error:
+        if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+            raise
+        shutil.rmtree(work)
     sync_folder(final.parent)
-    shutil.rmtree(old, ignore_errors=True)
+    for old in final.parent.glob(f".{final.name}.*.old"):
+        shutil.rmtree(old, ignore_errors=True)
