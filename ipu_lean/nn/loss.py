@@ -15,6 +15,8 @@ import torch.nn.functional as F
 from torch import nn
 from torch.autograd.function import once_differentiable
 
+from ipu_lean.nn.transforms import transformed
+
 IGNORED = -100
 Readout = Callable[[torch.Tensor], torch.Tensor]
 LOGIT_BYTES = 32 * 2**20  # what automatic chunks aim at
@@ -46,7 +48,7 @@ def chunked_cross_entropy(
     x, y = h.reshape(-1, h.shape[-1]), labels.reshape(-1)
     size = x.shape[0] if chunk < 1 else min(chunk, x.shape[0])
     count = (y != IGNORED).sum(dtype=torch.float32)
-    if size < x.shape[0] and not plain and isinstance(readout, nn.Module) and not _transformed(x):
+    if size < x.shape[0] and not plain and isinstance(readout, nn.Module) and not transformed(x):
         total, correct = _GradientInForward.apply(readout, size, y, x, *_tensors(readout))
     else:
         parts = [_plain_sums(readout, x[i : i + size], y[i : i + size]) for i in range(0, x.shape[0], size)]
@@ -68,12 +70,6 @@ def _tensors(readout: nn.Module) -> List[torch.Tensor]:
     """What the readout reads. `tensors()` goes by attribute, so it finds what stands in for parameters under FSDP as well."""
     own = getattr(readout, "tensors", None)
     return list(own()) if own is not None else list(readout.parameters())
-
-
-def _transformed(x: torch.Tensor) -> bool:
-    """Whether a `torch.func` transform (vmap, grad) is at work on `x`: those want ordinary operations."""
-    check = getattr(torch._C._functorch, "is_functorch_wrapped_tensor", None)
-    return bool(check(x)) if check is not None else torch._C._functorch.maybe_get_level(x) not in (-1, None)
 
 
 class _GradientInForward(torch.autograd.Function):

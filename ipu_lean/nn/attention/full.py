@@ -1,4 +1,4 @@
-"""Causal self-attention over the whole context, written out for PopTorch or by torch's fused kernel: the same numbers."""
+"""Causal self-attention over the whole context: written out for PopTorch or by the fastest kernel at hand, with equal numbers."""
 
 from __future__ import annotations
 
@@ -9,16 +9,14 @@ import torch.nn.functional as F
 from torch import nn
 
 from ipu_lean.errors import ConfigError
+from ipu_lean.nn.attention import blockwise
+from ipu_lean.nn.attention.blockwise import MASKED
 from ipu_lean.nn.attention.cache import KVCache
 from ipu_lean.nn.fc import FCLayer
 from ipu_lean.nn.positions.rotary import Rotary, rotate
 from ipu_lean.nn.precision import as_matmul_input
 
-IMPLEMENTATIONS = ("explicit", "fused")
-
-# Added to the score of a pair that must not be seen. exp(-1e4) is 0 in float32 and float64 alike, and -2e4 (causal and padded at
-# once) still fits float16; minus infinity would make NaN of a row in which everything is masked.
-MASKED = -1e4
+IMPLEMENTATIONS = ("auto", "explicit", "fused")
 
 
 class CausalSelfAttention(nn.Module):
@@ -30,8 +28,9 @@ class CausalSelfAttention(nn.Module):
         positions: rotary positions for queries and keys.
         attention_dropout: share of the attention weights dropped in training.
         dropout: share of the output dropped in training.
-        implementation: `explicit` (matrix products and a softmax, which PopTorch can trace) or `fused` (torch's
-            scaled_dot_product_attention). Change it at any time; equal numbers, except which weights a dropout drops.
+        implementation: `explicit` (matrix products and a softmax, which PopTorch can trace), `fused` (torch's
+            scaled_dot_product_attention), or `auto` (fused, except where blockwise.py is faster: training on CPU). Change it at
+            any time; equal numbers, except which weights a dropout drops.
         init_scale, query_zero_init: hidden matrices start with init_scale / sqrt(width), the query's at zero if asked for.
     """
 
@@ -43,7 +42,7 @@ class CausalSelfAttention(nn.Module):
         positions: Optional[Rotary] = None,
         attention_dropout: float = 0.0,
         dropout: float = 0.0,
-        implementation: str = "fused",
+        implementation: str = "auto",
         bias: bool = True,
         init_scale: float = 1.0,
         query_zero_init: bool = False,
@@ -61,7 +60,7 @@ class CausalSelfAttention(nn.Module):
         self.set_implementation(implementation)
 
     def set_implementation(self, implementation: str) -> None:
-        """`explicit` or `fused`."""
+        """`auto`, `explicit` or `fused`."""
         if implementation not in IMPLEMENTATIONS:
             raise ConfigError(f"it is one of {', '.join(IMPLEMENTATIONS)}", key="model.attention", value=implementation)
         self.implementation = implementation
@@ -82,9 +81,15 @@ class CausalSelfAttention(nn.Module):
             q, k = rotate(q, cos, sin), rotate(k, cos, sin)
         if cache is not None:
             k, v = cache.extend(k, v)
-        q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
-        attend = self._fused if self.implementation == "fused" else self._explicit
-        return self.out(attend(q, k, v, mask).transpose(1, 2).reshape(x.shape))
+        return self.out(self._attend(q, k, v, mask).reshape(x.shape))
+
+    def _attend(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: Optional[torch.Tensor]) -> torch.Tensor:
+        """Queries, keys, values `[batch, seq or keys, heads, head_size] -> [batch, seq, heads, head_size]`."""
+        plain = mask is None and not (self.training and self.attention_dropout > 0)
+        if self.implementation == "auto" and plain and blockwise.applies(q, k):
+            return blockwise.blockwise_attention(q, k, v, self.scale)
+        attend = self._explicit if self.implementation == "explicit" else self._fused
+        return attend(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), mask).transpose(1, 2)
 
     def _split(self, x: torch.Tensor) -> torch.Tensor:
         """`[batch, seq, width] -> [batch, seq, heads, head_size]`."""
