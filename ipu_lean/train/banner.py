@@ -10,6 +10,7 @@ from torch import nn
 
 import ipu_lean
 from ipu_lean.config import Config, derived
+from ipu_lean.train.engines.parallel import strategy_name
 from ipu_lean.train.world import World
 
 
@@ -52,7 +53,7 @@ def banner(config: Config, model: nn.Module, vocab: int, world: World) -> List[s
     tokens = batch.global_batch * model_config.seq
     lr, schedule = config.optimizer.lr, config.schedule
     last = lr if schedule.kind == "constant" else lr * schedule.final
-    processes = "1 process" if world.size == 1 else f"{world.size} processes ({derived.strategy(config)})"
+    processes = "1 process" if world.size == 1 else f"{world.size} processes ({strategy_name(config, world)})"
     return [
         f"versions: {used}",
         f"config (what differs from defaults): {changed or 'nothing'}",

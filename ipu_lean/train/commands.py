@@ -5,13 +5,14 @@ from __future__ import annotations
 import contextlib
 import glob
 import os
+import shutil
 import sys
 import time
 from pathlib import Path
 from typing import Any, Callable, Dict, Optional, Sequence
 
 from ipu_lean.config import Config, Loaded, config_hash, dump_config, require_device
-from ipu_lean.errors import Interrupted, IpuLeanError
+from ipu_lean.errors import ConfigError, EnvironmentProblem, Interrupted, IpuLeanError
 from ipu_lean.train.files import write_atomic
 from ipu_lean.train.finish import finish
 from ipu_lean.train.loggers import check_loggers
@@ -47,10 +48,10 @@ def run_train(loaded: Loaded, out: Optional[str] = None, report: Optional[Report
     report = report or Reporter(config.logging.progress)
 
     def make_run(session: Session) -> RunDirectory:
+        RunDirectory.check_free(out)
         session.prepare()
         return RunDirectory.create(out, config.name, dump_config(config))
 
-    RunDirectory.check_free(out)
     return _train("train", config, report, make_run)
 
 
@@ -149,7 +150,10 @@ def _end(command: str, session: Session, outcome: Summary, started: float, error
         error=None if error is None else str(error) or type(error).__name__,
     )
     if run is not None and session.world.first:
-        if error is None:
+        if command == "train" and isinstance(error, (ConfigError, EnvironmentProblem)) and (loop is None or loop.step == 0):
+            # A mistake that only showed in the end: nothing was trained, and the name is free for the next attempt.
+            shutil.rmtree(run.path, ignore_errors=True)
+        elif error is None:
             run.write_summary(summary)
         else:
             # The disk may be full, which is perhaps why we are here: the first error is the one to tell.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -56,10 +57,8 @@ def open_run(run_dir: str, which: str, report: Reporter, overrides: Sequence[str
     run = RunDirectory.open(run_dir)
     config = load(run.config, overrides).config
     if config.device != "cpu" and not (config.device == "gpu" and torch.cuda.is_available()):
-        report.warn(f"warning: the run was trained on {config.device}, which is not here; using the CPU.")
-        config = config.model_copy(update={"device": "cpu"})
-    if config.device == "cpu" and config.precision == "fp16-mixed":
-        config = config.model_copy(update={"precision": "fp32"})
+        report.warn(f"warning: the run was trained on {config.device}, which is not here; using the CPU in fp32.")
+        config = config.model_copy(update={"device": "cpu", "precision": "fp32"})
     check_precision(config)
     store = CheckpointStore(run.checkpoints, report.warn)
     if which == "best" and not store.has_best():
@@ -153,6 +152,7 @@ def run_generate(
     """Continue a prompt (or several, side by side) with a run's checkpoint.
 
     Args:
+        prompt: `-` reads it from standard input.
         prompts: several prompts instead of `prompt`.
         samples: continuations of each prompt.
         cache: False recomputes the context for every token: the same text, slower.
@@ -164,6 +164,8 @@ def run_generate(
     started = time.perf_counter()
     report = report or Reporter("plain")
     check_sampling(temperature, top_k, top_p, tokens)
+    if prompt == "-" and prompts is None:
+        prompt = sys.stdin.read()
     if samples < 1:
         raise ConfigError("must be 1 or more", key="--samples", value=samples)
     used = open_run(run_dir, checkpoint, report)

@@ -71,6 +71,8 @@ class RunDirectory:
 
     def lock(self) -> None:
         """Hold the directory until this process ends, however it ends; RunError if another live process holds it."""
+        if self._lock is not None:
+            return
         try:
             import fcntl
         except ImportError:  # Windows: no lock, and no harm either

@@ -13,19 +13,25 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from ipu_lean.config import Config
 from ipu_lean.errors import CheckpointError, EnvironmentProblem
 from ipu_lean.train.world import World
 
 
+def strategy_name(config: Config, world: World) -> str:
+    """`single`, `ddp` or `fsdp`: what the configuration says, for as many processes as there are (torchrun decides that)."""
+    if world.size == 1:
+        return "single"
+    return "ddp" if config.train.strategy == "auto" else config.train.strategy
+
+
 def wrap(step: nn.Module, strategy: str, world: World) -> nn.Module:
     """`step` itself ("single"), or inside DDP or FSDP. EnvironmentProblem where this torch has no FSDP for the device."""
-    if strategy == "single" or (world.size == 1 and strategy == "ddp"):
+    if strategy == "single":
         return step
     if strategy == "ddp":
         ids = [world.device.index] if world.device.type == "cuda" else None
         return nn.parallel.DistributedDataParallel(step, device_ids=ids, broadcast_buffers=False, gradient_as_bucket_view=True)
-    if world.size == 1:
-        return step
     from torch.distributed.fsdp import FullyShardedDataParallel, ShardingStrategy
 
     try:

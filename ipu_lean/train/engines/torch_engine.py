@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from ipu_lean.config import Config, derived
+from ipu_lean.config import Config
 from ipu_lean.errors import RunError
 from ipu_lean.optim import Schedule, apply_schedule
 from ipu_lean.train import gradients
@@ -50,9 +50,7 @@ class TorchEngine:
         self.model = step.model
         self.shards = parallel.Shards(step.model)
         step.to(self.world.device)
-        strategy = "single" if self.world.size == 1 else derived.strategy(config).replace("single", "ddp")
-        if make_optimizer is None:
-            strategy = "single"
+        strategy = "single" if make_optimizer is None else parallel.strategy_name(config, self.world)
         self.wrapped = parallel.wrap(step, strategy, self.world)
         self.sharded = strategy == "fsdp"
         self.shards.bind(self.world, self.sharded)
