@@ -68,28 +68,31 @@ def parameters_and_gradients(module: torch.nn.Module) -> List[torch.Tensor]:
 
 
 class Timing(NamedTuple):
-    """Medians over rounds, in seconds: wall clock, and CPU time of this process (steadier on a busy machine)."""
+    """Seconds of a step in each round: by the wall clock, and CPU time of this process (steadier on a busy machine)."""
 
-    wall: float
-    cpu: float
-    rounds: int
+    wall: List[float]
+    cpu: List[float]
+
+    def median(self) -> Dict[str, float]:
+        """Medians over the rounds."""
+        return {"wall": statistics.median(self.wall), "cpu": statistics.median(self.cpu)}
+
+    def ratio_to(self, other: Timing) -> float:
+        """Median over the rounds of this CPU time by the other's in the same round: slow drifts of the machine cancel."""
+        return statistics.median(mine / theirs for mine, theirs in zip(self.cpu, other.cpu))
 
 
 def timed_in_turn(steps: Dict[str, Callable[[], Any]], rounds: int, warmup: int = 1) -> Dict[str, Timing]:
-    """Runs every step once a round, all in turn, so that what else the machine does hits them alike.
-
-    Medians, after `warmup` rounds.
-    """
-    wall: Dict[str, List[float]] = {name: [] for name in steps}
-    cpu: Dict[str, List[float]] = {name: [] for name in steps}
+    """Runs every step once a round, all in turn, so that what else the machine does hits them alike; `warmup` rounds first."""
+    timings = {name: Timing([], []) for name in steps}
     for turn in range(warmup + rounds):
         for name, step in steps.items():
             start_wall, start_cpu = time.perf_counter(), time.process_time()
             step()
             if turn >= warmup:
-                cpu[name].append(time.process_time() - start_cpu)
-                wall[name].append(time.perf_counter() - start_wall)
-    return {name: Timing(statistics.median(wall[name]), statistics.median(cpu[name]), rounds) for name in steps}
+                timings[name].cpu.append(time.process_time() - start_cpu)
+                timings[name].wall.append(time.perf_counter() - start_wall)
+    return timings
 
 
 def table(headings: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:

@@ -76,7 +76,8 @@ class ResidualStack(nn.Module):
 
     @without_dynamo
     def _run_recorded(self, x: Tensor, given: Any) -> Tensor:
-        (x,) = run_segments(segments(self.executed(), self.checkpoint_every), (x,), given)
+        with self.visits.casts():
+            (x,) = run_segments(segments(self.executed(), self.checkpoint_every), (x,), given)
         return x
 
     def extra_repr(self) -> str:

@@ -113,12 +113,13 @@ class ReversibleStack(nn.Module):
 
     @without_dynamo
     def _run_recorded(self, a: Tensor, b: Tensor, given: Any) -> Tuple[Tensor, Tensor]:
-        if self.engine == "checkpoint":
-            return run_segments(segments(self.executed(), self.checkpoint_every), (a, b), given)
-        chain = Chain()
-        for block in self.executed():
-            a, b = block(a, b, chain=chain, **given)
-        return chain.finish(a, b)
+        with self.visits.casts():
+            if self.engine == "checkpoint":
+                return run_segments(segments(self.executed(), self.checkpoint_every), (a, b), given)
+            chain = Chain()
+            for block in self.executed():
+                a, b = block(a, b, chain=chain, **given)
+            return chain.finish(a, b)
 
     def inverse(self, a: Tensor, b: Tensor, **kwargs: Any) -> Tuple[Tensor, Tensor]:
         """The streams before the first block from those after the last: undoes `run`.

@@ -6,7 +6,7 @@ buffers (BatchNorm's statistics, counters) stand afterwards where they stood bef
 from __future__ import annotations
 
 import contextlib
-from typing import Any, Iterator, List, Optional, Sequence, Set, Tuple
+from typing import Any, ContextManager, Iterator, List, Optional, Sequence, Set, Tuple
 from weakref import WeakKeyDictionary
 
 import torch
@@ -15,8 +15,11 @@ from torch import Tensor, nn
 from ipu_lean._compat import autocast_state
 
 Rng = List[Tuple[torch.device, Tensor]]
-Autocast = Tuple[Tuple[str, bool, torch.dtype], ...]
+Autocast = Tuple[Any, ...]
+Entry = Tuple[int, nn.Module, str, Tensor, int, Optional[Tensor]]
+Changed = Tuple[nn.Module, str, Optional[Tensor]]
 _CPU = torch.device("cpu")
+_NOTHING = contextlib.nullcontext()
 
 
 def rng_state(device: torch.device) -> Rng:
@@ -39,13 +42,34 @@ def set_rng_state(states: Rng) -> None:
 
 
 def current_autocast(device: torch.device) -> Autocast:
-    """(device type, enabled, dtype) for the CPU, CUDA and the type of `device`."""
-    kinds = ("cpu", "cuda") if device.type in ("cpu", "cuda") else ("cpu", "cuda", device.type)
-    return tuple((kind,) + autocast_state(kind) for kind in kinds)
+    """(whether casts of weights are cached, then kind, enabled, dtype for the CPU and for the type of `device`)."""
+    state = (torch.is_autocast_cache_enabled(), "cpu", *autocast_state("cpu"))
+    return state if device.type == "cpu" else (*state, device.type, *autocast_state(device.type))
 
 
-# For each branch and training mode: which buffers its last recorded run changed (None: never run, so every buffer is suspect).
+@contextlib.contextmanager
+def cast_cache(enabled: bool) -> Iterator[None]:
+    """Autocast with or without its cache of cast weights."""
+    before = torch.is_autocast_cache_enabled()
+    torch.set_autocast_cache_enabled(enabled)
+    try:
+        yield
+    finally:
+        torch.set_autocast_cache_enabled(before)
+
+
+# For each branch and training mode: which buffers its last recorded run changed (missing: never run, so every buffer is suspect).
 _CHANGING: WeakKeyDictionary = WeakKeyDictionary()
+
+
+def _with_buffers(top: nn.Module) -> Iterator[nn.Module]:
+    """The modules in `top` that have buffers; much quicker than `top.modules()`, which matters in small models."""
+    stack = [top]
+    while stack:
+        module = stack.pop()
+        if module._buffers:
+            yield module
+        stack.extend(child for child in module._modules.values() if child is not None)
 
 
 class Buffers:
@@ -56,44 +80,46 @@ class Buffers:
     reads the value after the first.
     """
 
+    __slots__ = ("_entries", "_modules", "_modes")
+
     def __init__(self, modules: Sequence[nn.Module]) -> None:
-        self._known = [_CHANGING.setdefault(top, {}) for top in modules]
-        self._modes = [top.training for top in modules]
-        self._entries: List[Tuple[int, nn.Module, str, Tensor, int, Optional[Tensor]]] = []
+        self._modules, self._modes = modules, [top.training for top in modules]
+        self._entries: List[Entry] = []
         for place, top in enumerate(modules):
-            suspects: Optional[Set[Tuple[int, str]]] = self._known[place].get(top.training)
-            for module in top.modules():
+            for module in _with_buffers(top):
+                suspects: Optional[Set[Tuple[int, str]]] = _CHANGING.get(top, {}).get(top.training)
                 for name, buffer in module._buffers.items():
                     if buffer is not None:
                         copy = buffer.clone() if suspects is None or (id(module), name) in suspects else None
                         self._entries.append((place, module, name, buffer, buffer._version, copy))
 
-    def changed(self) -> List[Tuple[nn.Module, str, Optional[Tensor]]]:
+    def changed(self) -> List[Changed]:
         """(module, name, value before the run or None if unknown) of the buffers that changed since this object was made."""
-        found: List[Tuple[nn.Module, str, Optional[Tensor]]] = []
-        seen: List[Set[Tuple[int, str]]] = [set() for _ in self._known]
+        found: List[Changed] = []
+        if not self._entries:
+            return found
+        seen: List[Set[Tuple[int, str]]] = [set() for _ in self._modules]
         for place, module, name, buffer, version, copy in self._entries:
             replaced, written = module._buffers.get(name) is not buffer, buffer._version != version
             # The batch norm kernels write running statistics without a new version, so copies are compared by value.
             if replaced or written or (copy is not None and not torch.equal(copy, buffer)):
                 seen[place].add((id(module), name))
                 found.append((module, name, buffer if copy is None and not written else copy))
-        for known, mode, names in zip(self._known, self._modes, seen):
-            known[mode] = names
+        for top, mode, names in zip(self._modules, self._modes, seen):
+            _CHANGING.setdefault(top, {})[mode] = names
         return found
 
 
 class Surroundings:
     """Those of one recorded run. Make it before the run, call `settle` right after it, use `replayed` around the second run."""
 
-    __slots__ = ("_autocast", "_cache", "_rng", "_device", "_buffers", "_changed")
+    __slots__ = ("_autocast", "_rng", "_device", "_buffers", "_changed")
 
     def __init__(self, modules: Sequence[nn.Module], device: torch.device) -> None:
         self._device = device
         self._autocast = current_autocast(device)
-        self._cache = torch.is_autocast_cache_enabled()
         self._buffers: Optional[Buffers] = Buffers(modules)
-        self._changed: List[Tuple[nn.Module, str, Optional[Tensor]]] = []
+        self._changed: List[Changed] = []
         self._rng: Optional[Rng] = rng_state(device)
 
     def settle(self) -> None:
@@ -105,9 +131,15 @@ class Surroundings:
         self._changed = self._buffers.changed()
         self._buffers = None
 
-    @contextlib.contextmanager
-    def replayed(self) -> Iterator[None]:
+    def replayed(self) -> ContextManager[None]:
         """The surroundings of the recorded run; on leaving, those outside are back."""
+        now = current_autocast(self._device)
+        if self._rng is None and not self._changed and now == self._autocast:
+            return _NOTHING
+        return self._replayed(now)
+
+    @contextlib.contextmanager
+    def _replayed(self, now: Autocast) -> Iterator[None]:
         outside = rng_state(self._device) if self._rng is not None else None
         current = [(module, name, module._buffers[name]) for module, name, _ in self._changed]
         try:
@@ -117,7 +149,8 @@ class Surroundings:
             if self._rng is not None:
                 set_rng_state(self._rng)
             with contextlib.ExitStack() as entered:
-                self._enter_autocast(entered)
+                if now != self._autocast:
+                    self._enter_autocast(entered)
                 yield
         finally:
             if outside is not None:
@@ -125,8 +158,9 @@ class Surroundings:
             for module, name, buffer in current:
                 module._buffers[name] = buffer
 
-    def _enter_autocast(self, entered: Any) -> None:
-        now = current_autocast(self._device)
-        for (kind, enabled, dtype), present in zip(self._autocast, now):
-            if (kind, enabled, dtype) != present:
-                entered.enter_context(torch.autocast(kind, enabled=enabled, dtype=dtype, cache_enabled=self._cache))
+    def _enter_autocast(self, entered: contextlib.ExitStack) -> None:
+        cache, *kinds = self._autocast
+        entered.enter_context(cast_cache(cache))
+        for kind, enabled, dtype in zip(kinds[::3], kinds[1::3], kinds[2::3]):
+            if (enabled, dtype) != autocast_state(kind):
+                entered.enter_context(torch.autocast(kind, enabled=enabled, dtype=dtype, cache_enabled=cache))

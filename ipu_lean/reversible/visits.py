@@ -1,11 +1,14 @@
 """Execution order of a stack whose blocks may be shared, and its division into checkpoint segments."""
 from __future__ import annotations
 
-from typing import Dict, List, Sequence
+import contextlib
+from typing import ContextManager, Dict, List, Sequence
 
 from torch import nn
 
 from ipu_lean.errors import ConfigError
+
+from .surroundings import cast_cache
 
 
 class Visits:
@@ -31,6 +34,13 @@ class Visits:
         """Each block once, in order of first visit. Only the numbers stay here, so that copies of the stack stay whole."""
         blocks, self._first = nn.ModuleList(self._first), []
         return blocks
+
+    def casts(self) -> ContextManager[None]:
+        """Around a recorded run: autocast keeps no casts of weights where each weight is used once.
+
+        Its cache would hold a 16-bit copy of every weight until the forward pass ends, which grows with depth and serves nobody.
+        """
+        return cast_cache(False) if len(set(self.order)) == len(self.order) else contextlib.nullcontext()
 
     def of(self, blocks: nn.ModuleList) -> List[nn.Module]:
         """`blocks` (as registered now: compiled, wrapped or replaced ones too) in execution order."""

@@ -16,13 +16,16 @@ counts_bytes = pytest.mark.skipif(TORCH < (2, 1), reason="storages have no lasti
 STREAM = BATCH * SEQ * WIDTH * 8
 
 
-def step_bytes(stack, needs_grad=True, **kwargs):
+def step_bytes(stack, needs_grad=True, autocast=False):
     """(alive after forward, peak of the step, alive after backward) in bytes."""
-    x = data().requires_grad_(needs_grad)
+    x = data(torch.float32 if autocast else torch.float64).requires_grad_(needs_grad)
     x.grad = torch.zeros_like(x) if needs_grad else None
-    ignore = parameters_and_gradients(stack) + [t for t in (x, x.grad, *kwargs.values()) if t is not None]
+    ignore = parameters_and_gradients(stack) + [t for t in (x, x.grad) if t is not None]
     with LiveBytes(ignore) as live:
-        loss = loss_of(stack(x, **kwargs))
+        with torch.autocast("cpu", enabled=autocast):
+            y = stack(x)
+        loss = loss_of(y)
+        del y
         after_forward = live.now
         loss.backward()
         del loss
@@ -65,6 +68,13 @@ def test_inverted_memory_does_not_depend_on_depth(options):
     assert peaks[2][1] - peaks[0][1] <= random_states
     plain = [step_bytes(reversible("store", layers=layers, **options))[1] for layers in (4, 16)]
     assert plain[1] > 3 * plain[0]
+
+
+@counts_bytes
+def test_autocast_keeps_no_second_copy_of_the_weights():
+    """The cache of casts would hold a 16-bit copy of every layer until the end of the forward pass."""
+    found = [step_bytes(reversible("invert", layers=layers, dtype=torch.float32), autocast=True)[1] for layers in (4, 16)]
+    assert found[0] == found[1]
 
 
 @counts_bytes

@@ -1,0 +1,66 @@
+"""DistributedDataParallel over two gloo processes: each rank's gradient is the mean of what the ranks have alone."""
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+from torch.nn.parallel import DistributedDataParallel
+
+from tests.reversible.toys import assert_same, collect, data, loss_of, residual, reversible
+
+pytestmark = pytest.mark.pod
+CASES = [
+    (kind, shared, unused)
+    for kind in ("invert", "checkpoint", "residual")
+    for shared in (False, True)
+    for unused in (False, True)
+    if not (kind == "residual" and shared)
+]
+
+
+def build(kind: str, shared: bool):
+    if kind == "residual":
+        return residual("checkpoint", dropout=0.2)
+    return reversible(kind, layers=2, visits=[0, 1, 0, 1] if shared else None, dropout=0.2)
+
+
+def local_gradients(stack, rank: int, plain: bool = False):
+    """Gradients of two micro-batches of this rank (the first without synchronisation)."""
+    if plain:
+        stack.engine = "store"
+    torch.manual_seed(20 + rank)
+    with getattr(stack, "no_sync", torch.enable_grad)():
+        loss_of(stack(data(seed=rank))).backward()
+    loss_of(stack(data(seed=rank + 10))).backward()
+    return collect(stack)
+
+
+def worker(rank: int, folder: str) -> None:
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=2)
+    try:
+        for case in CASES:
+            kind, shared, unused = case
+            wrapped = DistributedDataParallel(build(kind, shared), find_unused_parameters=unused)
+            found = {name[len("module.") :]: g for name, g in local_gradients(wrapped, rank).items()}
+            torch.save(found, f"{folder}/{'-'.join(map(str, case))}-{rank}")
+    finally:
+        dist.destroy_process_group()
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """Runs all cases in one pair of processes."""
+    path = str(tmp_path_factory.mktemp("ddp"))
+    mp.spawn(worker, args=(path,), nprocs=2, join=True)
+    return path
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: "-".join(map(str, case)))
+def test_two_ranks(case, folder):
+    kind, shared, _ = case
+    alone = [local_gradients(build(kind, shared), rank, plain=True) for rank in range(2)]
+    mean = {name: (alone[0][name] + alone[1][name]) / 2 for name in alone[0]}
+    for rank in range(2):
+        assert_same(mean, torch.load(f"{folder}/{'-'.join(map(str, case))}-{rank}"), 1e-10)
