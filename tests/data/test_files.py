@@ -164,6 +164,12 @@ def test_the_limit_counts_characters_over_all_documents(tmp_path):
         assert len(found) == -(-min(limit, 30) // 10)
 
 
+def test_the_limit_ends_a_document_that_it_cuts(tmp_path):
+    (tmp_path / "long.txt").write_text("x" * (2 * BLOCK), encoding="utf-8")
+    for limit in (5, BLOCK, BLOCK + 5, 2 * BLOCK, 3 * BLOCK):
+        assert list(map(len, documents(corpus(tmp_path / "long.txt", limit=limit)))) == [min(limit, 2 * BLOCK)]
+
+
 def test_the_identity_changes_with_the_files_and_not_otherwise(tmp_path):
     (tmp_path / "a.txt").write_text("aaaa", encoding="utf-8")
     first = corpus(tmp_path)

@@ -2,7 +2,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from ipu_lean.data.pieces import Piece, cut_pieces
@@ -34,6 +34,8 @@ def test_documents_are_whole_whatever_the_fragments(documents, size, length):
 
 
 @given(TEXT, st.integers(1, 12))
+@example("a b c", 3)
+@example("a b  c", 4)
 def test_cuts_lie_before_a_blank_after_a_visible_character_if_there_is_one(document, size):
     place = 0
     for piece in cut_pieces([(document, True)] if document else [], size):

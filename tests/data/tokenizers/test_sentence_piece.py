@@ -119,8 +119,8 @@ def test_little_text_gives_fewer_pieces_than_asked():
 
 
 def test_very_long_lines_take_part_in_training():
-    line = "".join(TEXT.split("\n"))
-    assert len(line) > 2 * 4096
+    line = "".join(prose(60000).split("\n"))
+    assert len(line) > 12 * 4096
     assert len(train_sentencepiece([line], 150).encode(line)) < 0.6 * len(line)
 
 
