@@ -19,7 +19,8 @@ from .structures import flatten, map_tensors
 _LOSS_NAMES = ("l1_loss", "kl_div", "poisson_nll_loss", "hinge_embedding_loss", "binary_cross_entropy_with_logits",
                "cosine_embedding_loss", "margin_ranking_loss", "triplet_margin_loss", "ctc_loss")
 _LOSSES = {getattr(space, name) for space in (F, torch) for name in _LOSS_NAMES if hasattr(space, name)}
-_DETACH = {torch.Tensor.detach, torch.detach, torch.Tensor.detach_, torch.detach_}
+_DETACH = {torch.Tensor.detach, torch.detach}
+_DETACH_IN_PLACE = {torch.Tensor.detach_, torch.detach_}
 _READS = {torch.Tensor.tolist: "tolist", torch.Tensor.numpy: "numpy", torch.Tensor.__array__: "numpy",
           torch.Tensor.__repr__: "print", torch.Tensor.__format__: "format"}
 _ARGSORT = {torch.argsort, torch.Tensor.argsort}
@@ -62,6 +63,8 @@ class FunctionMode(TorchFunctionMode):
                 return func(*args, **kwargs)
             finally:
                 recorder.detaching = False
+        if func in _DETACH_IN_PLACE:
+            return recorder.record(torch.ops.aten.detach.default, args, {}, func(*args), name="aten::detach")
         if func in _LOSSES:
             return composite(recorder, func, args, kwargs, name="aten::" + func.__name__, loss=True)
         if func in _READS:

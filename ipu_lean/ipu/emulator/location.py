@@ -8,15 +8,20 @@ from typing import Dict, NamedTuple, Sequence
 import torch
 
 _TORCH = os.path.dirname(os.path.abspath(torch.__file__))
+_FUNCTION = os.path.join(_TORCH, "autograd", "function.py")
 _HERE = os.path.dirname(os.path.abspath(__file__))
 
 
 class Where(NamedTuple):
-    """A place in the user's program; `module` is a dotted path in the traced model ("" for the model itself)."""
+    """A place in the user's program.
+
+    `module` is a dotted path in the traced model ("" for the model itself); `function` the autograd.Function whose forward ran.
+    """
 
     module: str
     file: str
     line: int
+    function: str = ""
 
     def __str__(self) -> str:
         module = f"module `{self.module}`" if self.module else "the model"
@@ -28,11 +33,13 @@ def find(modules: Dict[int, str], excludes: Sequence[str] = ()) -> Where:
 
     `modules` maps `id(module)` to its path.
     """
-    file, line, module = "", 0, None
+    file, line, module, function = "", 0, None, ""
     frame = sys._getframe(1)
     while frame is not None:
         name = frame.f_code.co_filename
         if not name.startswith(_HERE):
+            if name == _FUNCTION and frame.f_code.co_name == "apply":
+                function = getattr(frame.f_locals.get("cls"), "__name__", "")
             if module is None and frame.f_code.co_varnames[:1] == ("self",):
                 module = modules.get(id(frame.f_locals.get("self")))
             if not file and not name.startswith(_TORCH) and not name.startswith("<") and not any(e in name for e in excludes):
@@ -40,4 +47,4 @@ def find(modules: Dict[int, str], excludes: Sequence[str] = ()) -> Where:
         elif file:
             break
         frame = frame.f_back
-    return Where(module or "", file, line)
+    return Where(module or "", file, line, function)

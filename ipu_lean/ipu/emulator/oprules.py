@@ -66,7 +66,7 @@ def run_on_shapes(func: Any, args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> A
     moved = {"device": torch.device("cpu")} if "device" in kwargs else {}
 
     def zeros(tensor: torch.Tensor) -> torch.Tensor:
-        return torch.zeros(tensor.shape, dtype=tensor.dtype)
+        return torch.zeros(tensor.shape, dtype=tensor.dtype, device="cpu")  # while tracing, the default is the device
 
     result = func(*map_tensors(args, zeros), **dict(map_tensors(kwargs, zeros), **moved))
     return map_tensors(result, lambda tensor: torch.empty_like(tensor, device="meta"))

@@ -112,7 +112,7 @@ class Recorder:
         constant = not random and all(item is not None and item.meta["constant"] for item in inputs)
         node.meta.update(kind="op", op=name, where=self.where(), ipu=self.ipu, stage=self.stage, phase=self.phase, loss=loss,
                          constant=constant, random=random, mutates={self.group_of(tensor) for tensor in mutated},
-                         grad_mode=torch.is_grad_enabled())
+                         no_grad=not torch.is_grad_enabled())
         for tensor in flatten(result):
             check_dtype(tensor, self)
         if isinstance(result, torch.Tensor):

@@ -79,6 +79,7 @@ class _Shadow:
         self.expected: List[Tuple[nn.Module, str, Any]] = []
         self.parameters: List[str] = []
         self.buffers: List[str] = []
+        self.trainable: Dict[str, bool] = {}
         self._twins: Dict[int, Any] = {}
         self._recorder = recorder
         self._replace(model, "_parameters")  # all parameters first: they are the graph's first inputs
@@ -111,6 +112,7 @@ class _Shadow:
             twin = nn.Parameter(twin, requires_grad=tensor.requires_grad)
         names = self.parameters if is_parameter else self.buffers
         names.append(path)
+        self.trainable[path] = is_parameter and tensor.requires_grad
         self._recorder.placeholder("p_" + path.replace(".", "_"), twin, "parameter" if is_parameter else "buffer")
         self._recorder.node_of(twin).meta["name"] = path
         return twin
@@ -179,8 +181,32 @@ def _finish(recorder: Recorder, result: Any, options: Options, training: bool, s
             logger.warning("Output expected to be on the IPU but is on %s", tensor.device.type)
         outputs.append(node)
     live = graph.live_nodes(recorder.graph, [node for node in outputs if node is not None])
+    if training:
+        _note_gradients(recorder, live, shadow)
     violations = checks.all_violations(recorder.graph, live, recorder.switches, options, training)
     return Trace(recorder, live, outputs, result, violations, list(recorder.notes), shadow.parameters, shadow.buffers)
+
+
+def functions(recorder: Recorder, live: Set[fx.Node]) -> Dict[str, Where]:
+    """Each `autograd.Function` whose ops are in the graph, by class name, and one place of it."""
+    found: Dict[str, Where] = {}
+    for node in recorder.graph.nodes:
+        where = node.meta.get("where")
+        if node in live and where is not None and where.function:
+            found.setdefault(where.function, where)
+    return found
+
+
+def _note_gradients(recorder: Recorder, live: Set[fx.Node], shadow: _Shadow) -> None:
+    """PopART differentiates what was traced: Python backward code and grad mode are not part of it (RequiresGrad.cpp:13-48)."""
+    for name, where in functions(recorder, live).items():
+        recorder.notes.append((f"the backward of autograd.Function {name} is ignored: its forward is differentiated", where))
+    moving = graph.trainable_nodes(recorder.graph, {name for name in shadow.parameters if shadow.trainable[name]})
+    quiet = [node for node in recorder.graph.nodes if node in live and node in moving
+             and node.meta.get("no_grad") and not node.meta["where"].function]
+    places = {node.meta["where"]: None for node in quiet}
+    for where in places:
+        recorder.notes.append(("torch.no_grad() does not stop the gradient on the IPU; use .detach()", where))
 
 
 def refuse(violations: List[checks.Violation]) -> None:

@@ -79,6 +79,10 @@ def _tensor_classes(parent: Callable[[], Optional[PoplarExecutor]]) -> Tuple[typ
             with torch._C.DisableTorchFunction():
                 return func(*args, **(kwargs or {}))
 
+        def __deepcopy__(self, memo: Any) -> torch.Tensor:
+            sync()
+            return memo.setdefault(id(self), self.detach().as_subclass(torch.Tensor).clone())
+
         def __reduce_ex__(self, protocol: Any) -> Any:
             sync()
             return self.detach().as_subclass(torch.Tensor).__reduce_ex__(protocol)

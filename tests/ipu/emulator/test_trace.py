@@ -1,0 +1,367 @@
+"""What one trace sees, accepts and refuses (facts a1, d1-d5, e of PopTorch 3.4)."""
+from __future__ import annotations
+
+import logging
+from typing import Any, Callable, List
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+import ipu_lean.ipu.emulator as poptorch
+from ipu_lean.ipu.emulator import verify
+
+pytestmark = pytest.mark.pod
+
+
+class Step(nn.Module):
+    """A linear layer, then any function, then a marked loss."""
+
+    def __init__(self, middle: Callable[[torch.Tensor], torch.Tensor] = lambda h: h, width: int = 4) -> None:
+        super().__init__()
+        self.layer = nn.Linear(width, width)
+        self.register_buffer("table", torch.arange(float(width)))
+        self.middle = middle
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return poptorch.identity_loss(self.middle(self.layer(x)), "mean")
+
+
+def compile_step(middle: Callable[[torch.Tensor], torch.Tensor], **options: Any) -> poptorch.PoplarExecutor:
+    executor = poptorch.trainingModel(Step(middle), poptorch.Options())
+    executor.compile(torch.randn(3, 4))
+    executor.detachFromDevice()
+    return executor
+
+
+def test_forward_runs_once_however_many_steps() -> None:
+    """docs/user_guide/intro.rst:35-40: one static graph."""
+    calls: List[int] = []
+
+    def middle(h: torch.Tensor) -> torch.Tensor:
+        calls.append(1)
+        return h
+
+    executor = poptorch.trainingModel(Step(middle))
+    for _ in range(5):
+        executor(torch.randn(3, 4))
+    executor.destroy()
+    assert calls == [1]
+
+
+def test_is_running_on_ipu_only_while_tracing() -> None:
+    """python/_impl.py:76."""
+    seen: List[bool] = []
+    executor = poptorch.trainingModel(Step(lambda h: (seen.append(poptorch.isRunningOnIpu()), h)[1]))
+    assert not poptorch.isRunningOnIpu()
+    executor(torch.randn(3, 4))
+    assert seen == [True] and not poptorch.isRunningOnIpu()
+    executor.destroy()
+
+
+def test_hooks_around_compilation() -> None:
+    """python/_poplar_executor.py:1595-1625: global, removable, callable."""
+    order: List[str] = []
+    first = poptorch.registerPreCompileHook(lambda: order.append("pre"))
+    last = poptorch.registerPostCompileHook(lambda: order.append("post"))
+    compile_step(lambda h: (order.append("forward"), h)[1])
+    first.remove()
+    last.remove()
+    compile_step(lambda h: h)
+    assert order == ["pre", "forward", "post"]
+    with pytest.raises(RuntimeError):
+        poptorch.registerPreCompileHook(3)
+
+
+def test_parameters_lose_their_attributes_while_tracing() -> None:
+    """python/_poplar_executor.py:737-740: fresh parameters; the host's object keeps what it carries."""
+    seen: List[Any] = []
+    model = Step()
+    model.layer.weight.infshape = "kept"
+    model.middle = lambda h: (seen.append((hasattr(model.layer.weight, "infshape"), type(model.layer.weight))), h)[1]
+    executor = poptorch.trainingModel(model)
+    executor(torch.randn(3, 4))
+    assert seen == [(False, nn.Parameter)]
+    assert model.layer.weight.infshape == "kept"
+    executor.destroy()
+
+
+@pytest.mark.parametrize("read", [lambda h: h * h.sum().item(), lambda h: h if h.sum() > 0 else -h, lambda h: h * float(h[0, 0]),
+                                  lambda h: h + h.sum().tolist(), lambda h: h.cpu(), lambda h: (str(h), h)[1],
+                                  lambda h: h + torch.from_numpy(h.detach().numpy())])
+def test_reading_a_value_on_the_host_is_an_error(read: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    """poptorch/source/dispatch_tracer/RegisterAtenOverloads.cpp:308-311,505-511."""
+    with pytest.raises(poptorch.Error, match="test_trace.py"):
+        compile_step(read)
+
+
+@pytest.mark.parametrize("shape", [lambda h: h[h > 0], lambda h: h.masked_select(h > 0), lambda h: h.nonzero().float(),
+                                   lambda h: torch.unique(h.argmax(-1)).float(),
+                                   lambda h: h.repeat_interleave(h.argmax(-1), dim=0)])
+def test_a_shape_that_depends_on_data_is_an_error(shape: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    """RegisterMetaOps.cpp.inc:240 (nonzero); no handlers for the others."""
+    with pytest.raises(poptorch.Error, match="depends on the data"):
+        compile_step(shape)
+
+
+@pytest.mark.parametrize(("name", "middle"), [
+    ("lerp", lambda h: torch.lerp(h, h * 2, 0.5)), ("searchsorted", lambda h: torch.searchsorted(h[0].detach(), h.detach()) * h),
+    ("index_add", lambda h: h.index_add(0, torch.tensor([0, 1]), h[:2])), ("tril", torch.tril),
+    ("huber_loss", lambda h: F.huber_loss(h, h.detach() + 1))])
+def test_an_op_without_handler_is_an_error_with_its_place(name: str, middle: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    """poptorch/source/ErrorOnUnsupportedAten.cpp:30; the list is the contract's."""
+    with pytest.raises(poptorch.Error, match=rf"Unsupported ops found in compiled model: \[aten::{name}.*test_trace.py:\d+"):
+        compile_step(middle)
+
+
+def test_the_message_names_the_module() -> None:
+    class Inner(nn.Module):
+        def forward(self, h: torch.Tensor) -> torch.Tensor:
+            return torch.lerp(h, h * 2, 0.5)
+
+    model = nn.Sequential(nn.Linear(4, 4), nn.Sequential(Inner()), Step())
+    with pytest.raises(poptorch.Error, match="module `1.0`"):
+        poptorch.trainingModel(model).compile(torch.randn(2, 4))
+
+
+def test_fused_attention_is_refused() -> None:
+    """Facts e8: scaled_dot_product_attention has no handler."""
+    with pytest.raises(poptorch.Error, match="scaled_dot_product_attention"):
+        compile_step(lambda h: F.scaled_dot_product_attention(h[None], h[None], h[None]))
+
+
+def test_dead_code_is_not_checked() -> None:
+    """LowerToPopartFactories.cpp:37: dead code is eliminated before lowering."""
+    compile_step(lambda h: (torch.lerp(h, h * 2, 0.5), h)[1])
+
+
+def test_ops_of_constants_run_on_the_host() -> None:
+    """EvaluateConstexprs.cpp:318-343: a mask may be built in forward, with ops that have no handler (tril)."""
+    executor = poptorch.trainingModel(Step(lambda h: h @ torch.tril(torch.full((4, 4), 2.0))))
+    x = torch.randn(3, 4)
+    weight, bias = executor.model.layer.weight.clone(), executor.model.layer.bias.clone()
+    loss = executor(x)
+    expected = ((x @ weight.t() + bias) @ torch.tril(torch.full((4, 4), 2.0))).mean()
+    assert torch.allclose(loss, expected)
+    executor.destroy()
+
+
+def test_a_constant_written_after_it_was_read_keeps_its_order() -> None:
+    def middle(h: torch.Tensor) -> torch.Tensor:
+        mask = torch.zeros(4)
+        before = h + mask
+        mask.add_(5.0)
+        return before + mask
+
+    executor = poptorch.inferenceModel(Step(middle))
+    model = Step(middle)
+    model.load_state_dict(executor.model.state_dict())
+    x = torch.randn(3, 4)
+    for _ in range(2):
+        assert torch.allclose(executor(x), model(x))
+    executor.destroy()
+
+
+def test_a_host_tensor_in_forward_is_an_error_and_a_factory_is_not() -> None:
+    """TypeInferenceHandler.cpp:256-271; factories are forced to the IPU, _poplar_executor.py:36-101."""
+    host = torch.randn(4)
+    with pytest.raises(poptorch.Error, match="CPU tensor"):
+        compile_step(lambda h: h + host)
+    with pytest.raises(poptorch.Error, match="CPU tensor"):
+        compile_step(lambda h: h + torch.eye(4)[0])  # torch.eye is not wrapped
+    compile_step(lambda h: h + host.to(h.device) + torch.ones(4) + torch.tensor([1.0, 2.0, 3.0, 4.0]) + torch.arange(4))
+    assert torch.ones(1).device.type == "cpu" and torch.tensor([1]).device.type == "cpu"
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.complex64])
+def test_types_that_the_ipu_lacks(dtype: torch.dtype) -> None:
+    """dispatch_tracer/Tensor.cpp:47-68."""
+    with pytest.raises(poptorch.Error, match="Unsupported tensor input type"):
+        compile_step(lambda h: h.to(dtype).abs().float())
+    with pytest.raises(poptorch.Error, match="Unsupported tensor input type"):
+        poptorch.inferenceModel(nn.Identity())(torch.zeros(2, dtype=dtype))
+    model = nn.Linear(2, 2).to(dtype)
+    with pytest.raises(poptorch.Error, match="Unsupported tensor input type"):
+        poptorch.inferenceModel(model)(torch.zeros(1, 2))
+
+
+def test_64_bit_types_become_32_bit() -> None:
+    """poptorch/source/Utils.cpp:141-151, _poplar_executor.py:863-874; integers wrap as 32-bit ones do."""
+    executor = poptorch.inferenceModel(lambda_module(lambda x, n: (x.double() * 2, n * 2, n + 1)))
+    x, n, m = executor(torch.randn(2, dtype=torch.float64), torch.tensor([2 ** 30, 3]))
+    assert (x.dtype, n.dtype, m.dtype) == (torch.float32, torch.int32, torch.int32)
+    assert n.tolist() == [-(2 ** 31), 6]
+    executor.destroy()
+
+
+def lambda_module(function: Callable[..., Any]) -> nn.Module:
+    class Module(nn.Module):
+        def forward(self, *args: torch.Tensor) -> Any:
+            return function(*args)
+
+    return Module()
+
+
+def test_empty_tensors_are_refused() -> None:
+    """poptorch/source/dispatch_tracer/dispatchers/JitDispatch.cpp:85."""
+    with pytest.raises(poptorch.Error, match="Zero-sized"):
+        poptorch.inferenceModel(nn.Identity())(torch.zeros(0, 2))
+
+
+def test_reassigning_a_buffer_is_an_error_and_batch_norm_is_exempt() -> None:
+    """python/_impl.py:28-35, 432-451."""
+    class Reassigns(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("count", torch.zeros(1))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            self.count = self.count + 1
+            return x * self.count
+
+    model = Reassigns()
+    with pytest.raises(poptorch.Error, match="re-assigned"):
+        poptorch.inferenceModel(model)(torch.ones(1))
+    assert torch.equal(model.count, torch.zeros(1))
+    executor = poptorch.inferenceModel(nn.BatchNorm1d(3).train())
+    executor(torch.randn(4, 3))
+    executor.destroy()
+
+
+class WrongSign(torch.autograd.Function):
+    """y = 2x, whose Python backward says -7."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        return x * 2
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
+        return gradient * -7
+
+
+def test_a_python_backward_is_ignored(caplog: pytest.LogCaptureFixture) -> None:
+    """dispatch_tracer/README.md:25: the traced forward is differentiated, the Python backward never runs. A warning says so."""
+    model, plain = Step(WrongSign.apply), Step(lambda h: h * 2)
+    plain.load_state_dict(model.state_dict())
+    x = torch.randn(3, 4)
+    with caplog.at_level(logging.WARNING, "poptorch"):
+        executor = poptorch.trainingModel(model, optimizer=poptorch.optim.SGD(model.parameters(), lr=0.1))
+        executor(x)
+    assert any("WrongSign" in record.getMessage() for record in caplog.records)
+    plain(x).backward()
+    expected = plain.layer.weight.detach() - 0.1 * plain.layer.weight.grad
+    assert plain.layer.weight.grad.norm() > 0 and torch.allclose(model.layer.weight, expected)
+    executor.destroy()
+
+
+def test_gradient_gaps_find_a_backward_that_lies() -> None:
+    gaps = verify.gradient_gaps(Step(WrongSign.apply), (torch.randn(3, 4),))
+    assert gaps["layer.weight"] == pytest.approx(9 / 7)
+    assert max(verify.gradient_gaps(Step(lambda h: torch.tanh(h) * 2), (torch.randn(3, 4),)).values()) < 1e-12
+
+
+def test_detach_cuts_and_no_grad_does_not(caplog: pytest.LogCaptureFixture) -> None:
+    """tests/tensor_ops_test.py:1047-1095 (detach); RequiresGrad.cpp:13-48 (grad mode is not looked at)."""
+    def quiet(h: torch.Tensor) -> torch.Tensor:
+        with torch.no_grad():
+            return h * 3
+
+    x = torch.randn(3, 4)
+    for middle, moves in ((lambda h: h.detach() * 3 + h * 0, False), (quiet, True)):
+        model = Step(middle)
+        before = model.layer.weight.detach().clone()
+        with caplog.at_level(logging.WARNING, "poptorch"):
+            executor = poptorch.trainingModel(model, optimizer=poptorch.optim.SGD(model.parameters(), lr=0.1))
+            executor(x)
+        assert torch.equal(model.layer.weight, before) is not moves
+        executor.destroy()
+    assert any("no_grad" in record.getMessage() for record in caplog.records)
+
+
+def test_checkpoint_and_hooks_leave_no_mark() -> None:
+    """Facts d8, e3: torch.utils.checkpoint, tensor and backward hooks change nothing on the IPU."""
+    from torch.utils.checkpoint import checkpoint
+
+    ran: List[int] = []
+
+    def middle(h: torch.Tensor) -> torch.Tensor:
+        h = checkpoint(torch.tanh, h, use_reentrant=False)
+        h.register_hook(lambda gradient: (ran.append(1), gradient * 100)[1])
+        return h
+
+    model, plain = Step(middle), Step(torch.tanh)
+    plain.load_state_dict(model.state_dict())
+    x = torch.randn(3, 4)
+    executor = poptorch.trainingModel(model, optimizer=poptorch.optim.SGD(model.parameters(), lr=0.1))
+    executor(x)
+    plain(x).backward()
+    assert torch.allclose(model.layer.weight, plain.layer.weight - 0.1 * plain.layer.weight.grad) and ran == []
+    assert model.layer.weight.grad is None
+    executor.destroy()
+
+
+def test_requires_grad_is_seen_while_tracing() -> None:
+    """RegisterAtenOverloads.cpp:979-990: autograd's key is on while PopTorch traces."""
+    seen: List[Any] = []
+    compile_step(lambda h: (seen.append((h.requires_grad, torch.is_grad_enabled())), h)[1])
+    assert seen == [(True, True)]
+
+
+def test_in_place_on_a_trainable_parameter_is_torchs_error() -> None:
+    """Facts e12."""
+    model = Step()
+    model.middle = lambda h: h + model.layer.bias.add_(1.0)
+    with pytest.raises(RuntimeError, match="leaf"):
+        poptorch.trainingModel(model).compile(torch.randn(3, 4))
+
+
+def test_gelu_is_the_tanh_form_whatever_is_asked_for() -> None:
+    """poptorch/source/popart_canonicalization/ActivationOps.cpp:146-161."""
+    x = torch.randn(8)
+    executor = poptorch.inferenceModel(nn.GELU())
+    assert torch.equal(executor(x), F.gelu(x, approximate="tanh")) and not torch.equal(executor(x), F.gelu(x))
+    executor.destroy()
+
+
+def test_index_put_ignores_accumulate(caplog: pytest.LogCaptureFixture) -> None:
+    """poptorch/source/popart_canonicalization/IndexOps.cpp:228-306."""
+    def put(x: torch.Tensor) -> torch.Tensor:
+        return torch.zeros(3).index_put((torch.tensor([1, 1, 2]),), x, accumulate=True)
+
+    executor = poptorch.inferenceModel(lambda_module(put))
+    with caplog.at_level(logging.WARNING, "poptorch"):
+        found = executor(torch.tensor([1.0, 2.0, 3.0]))
+    assert found[1] in (1.0, 2.0) and found[2] == 3.0
+    assert any("accumulate" in record.getMessage() for record in caplog.records)
+    executor.destroy()
+
+
+@pytest.mark.parametrize(("middle", "match"), [
+    (lambda h: torch.argsort(h.detach(), stable=True) * h, "argsort"), (lambda h: h.topk(2, sorted=False)[0], "topk"),
+    (lambda h: torch.bincount(h.detach().argmax(-1)).sum() * h, "minlength"),
+    (lambda h: F.one_hot(h.detach().argmax(-1)) * h, "num_classes"),
+    (lambda h: F.embedding(h.detach().argmax(-1), h, sparse=True), "sparse")])
+def test_refused_arguments(middle: Callable[[torch.Tensor], torch.Tensor], match: str) -> None:
+    """ReduceOps.cpp:182-206, supported_ops.rst:197, RegisterMetaOps.cpp.inc:40-47, supported_ops.rst:366, facts e8."""
+    with pytest.raises(poptorch.Error, match=match):
+        compile_step(middle)
+
+
+def test_integer_indices_of_32_bits_work_everywhere() -> None:
+    def many(x: torch.Tensor, i: torch.Tensor) -> torch.Tensor:
+        return x.index_select(0, i) + x[i] + F.embedding(i, x) + x.gather(0, i.long()[:, None].expand(-1, 4))
+
+    x, i = torch.randn(3, 4), torch.tensor([2, 0, 1], dtype=torch.int32)
+    executor = poptorch.inferenceModel(lambda_module(many))
+    assert torch.allclose(executor(x, i), 4 * x[i.long()])
+    executor.destroy()
+
+
+def test_source_location_excludes() -> None:
+    """python/options.py:1240-1261: frames of excluded files are skipped in messages."""
+    options = poptorch.Options().appendToLocationExcludes("test_trace")
+    with pytest.raises(poptorch.Error) as error:
+        poptorch.trainingModel(Step(lambda h: torch.lerp(h, h * 2, 0.5)), options).compile(torch.randn(3, 4))
+    assert "test_trace.py" not in str(error.value)
