@@ -174,41 +174,6 @@ def test_a_host_tensor_in_forward_is_an_error_and_a_factory_is_not() -> None:
     assert torch.ones(1).device.type == "cpu" and torch.tensor([1]).device.type == "cpu"
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.complex64])
-def test_types_that_the_ipu_lacks(dtype: torch.dtype) -> None:
-    """dispatch_tracer/Tensor.cpp:47-68."""
-    with pytest.raises(poptorch.Error, match="Unsupported tensor input type"):
-        compile_step(lambda h: h.to(dtype).abs().float())
-    with pytest.raises(poptorch.Error, match="Unsupported tensor input type"):
-        poptorch.inferenceModel(nn.Identity())(torch.zeros(2, dtype=dtype))
-    model = nn.Linear(2, 2).to(dtype)
-    with pytest.raises(poptorch.Error, match="Unsupported tensor input type"):
-        poptorch.inferenceModel(model)(torch.zeros(1, 2))
-
-
-def test_64_bit_types_become_32_bit() -> None:
-    """poptorch/source/Utils.cpp:141-151, _poplar_executor.py:863-874; integers wrap as 32-bit ones do."""
-    executor = poptorch.inferenceModel(lambda_module(lambda x, n: (x.double() * 2, n * 2, n + 1)))
-    x, n, m = executor(torch.randn(2, dtype=torch.float64), torch.tensor([2 ** 30, 3]))
-    assert (x.dtype, n.dtype, m.dtype) == (torch.float32, torch.int32, torch.int32)
-    assert n.tolist() == [-(2 ** 31), 6]
-    executor.destroy()
-
-
-def lambda_module(function: Callable[..., Any]) -> nn.Module:
-    class Module(nn.Module):
-        def forward(self, *args: torch.Tensor) -> Any:
-            return function(*args)
-
-    return Module()
-
-
-def test_empty_tensors_are_refused() -> None:
-    """poptorch/source/dispatch_tracer/dispatchers/JitDispatch.cpp:85."""
-    with pytest.raises(poptorch.Error, match="Zero-sized"):
-        poptorch.inferenceModel(nn.Identity())(torch.zeros(0, 2))
-
-
 def test_reassigning_a_buffer_is_an_error_and_batch_norm_is_exempt() -> None:
     """python/_impl.py:28-35, 432-451."""
     class Reassigns(nn.Module):
@@ -315,53 +280,3 @@ def test_in_place_on_a_trainable_parameter_is_torchs_error() -> None:
     model.middle = lambda h: h + model.layer.bias.add_(1.0)
     with pytest.raises(RuntimeError, match="leaf"):
         poptorch.trainingModel(model).compile(torch.randn(3, 4))
-
-
-def test_gelu_is_the_tanh_form_whatever_is_asked_for() -> None:
-    """poptorch/source/popart_canonicalization/ActivationOps.cpp:146-161."""
-    x = torch.randn(8)
-    executor = poptorch.inferenceModel(nn.GELU())
-    assert torch.equal(executor(x), F.gelu(x, approximate="tanh")) and not torch.equal(executor(x), F.gelu(x))
-    executor.destroy()
-
-
-def test_index_put_ignores_accumulate(caplog: pytest.LogCaptureFixture) -> None:
-    """poptorch/source/popart_canonicalization/IndexOps.cpp:228-306."""
-    def put(x: torch.Tensor) -> torch.Tensor:
-        return torch.zeros(3).index_put((torch.tensor([1, 1, 2]),), x, accumulate=True)
-
-    executor = poptorch.inferenceModel(lambda_module(put))
-    with caplog.at_level(logging.WARNING, "poptorch"):
-        found = executor(torch.tensor([1.0, 2.0, 3.0]))
-    assert found[1] in (1.0, 2.0) and found[2] == 3.0
-    assert any("accumulate" in record.getMessage() for record in caplog.records)
-    executor.destroy()
-
-
-@pytest.mark.parametrize(("middle", "match"), [
-    (lambda h: torch.argsort(h.detach(), stable=True) * h, "argsort"), (lambda h: h.topk(2, sorted=False)[0], "topk"),
-    (lambda h: torch.bincount(h.detach().argmax(-1)).sum() * h, "minlength"),
-    (lambda h: F.one_hot(h.detach().argmax(-1)) * h, "num_classes"),
-    (lambda h: F.embedding(h.detach().argmax(-1), h, sparse=True), "sparse")])
-def test_refused_arguments(middle: Callable[[torch.Tensor], torch.Tensor], match: str) -> None:
-    """ReduceOps.cpp:182-206, supported_ops.rst:197, RegisterMetaOps.cpp.inc:40-47, supported_ops.rst:366, facts e8."""
-    with pytest.raises(poptorch.Error, match=match):
-        compile_step(middle)
-
-
-def test_integer_indices_of_32_bits_work_everywhere() -> None:
-    def many(x: torch.Tensor, i: torch.Tensor) -> torch.Tensor:
-        return x.index_select(0, i) + x[i] + F.embedding(i, x) + x.gather(0, i.long()[:, None].expand(-1, 4))
-
-    x, i = torch.randn(3, 4), torch.tensor([2, 0, 1], dtype=torch.int32)
-    executor = poptorch.inferenceModel(lambda_module(many))
-    assert torch.allclose(executor(x, i), 4 * x[i.long()])
-    executor.destroy()
-
-
-def test_source_location_excludes() -> None:
-    """python/options.py:1240-1261: frames of excluded files are skipped in messages."""
-    options = poptorch.Options().appendToLocationExcludes("test_trace")
-    with pytest.raises(poptorch.Error) as error:
-        poptorch.trainingModel(Step(lambda h: torch.lerp(h, h * 2, 0.5)), options).compile(torch.randn(3, 4))
-    assert "test_trace.py" not in str(error.value)
