@@ -187,7 +187,8 @@ class CheckpointStore:
 def _write_files(folder: Path, step: int, snapshot: Snapshot) -> None:
     """All files of one checkpoint, flushed, the manifest last."""
     tensors, ties = untie(snapshot.model)
-    save_file(tensors, str(folder / "model.safetensors"), metadata={"format": "pt", "ties": json.dumps(ties)})
+    # One metadata key only: safetensors writes several in an order that differs between processes, and files are compared.
+    save_file(tensors, str(folder / "model.safetensors"), metadata={"format": "pt"})
     torch.save(snapshot.optimizer, str(folder / "optimizer.pt"))
     (folder / "roles.json").write_text(snapshot.roles, encoding="utf-8")
     (folder / "trainer.json").write_text(json.dumps(snapshot.trainer, indent=1) + "\n", encoding="utf-8")
@@ -201,7 +202,8 @@ def _write_files(folder: Path, step: int, snapshot: Snapshot) -> None:
             entries[path.relative_to(folder).as_posix()] = {"sha256": sha256(path), "bytes": path.stat().st_size}
         else:
             fsync_directory(path)
-    write_atomic(folder / "manifest.json", json.dumps({"schema": SCHEMA, "step": step, "files": entries}, indent=1) + "\n")
+    manifest = {"schema": SCHEMA, "step": step, "ties": ties, "files": entries}
+    write_atomic(folder / "manifest.json", json.dumps(manifest, indent=1) + "\n")
 
 
 def untie(state: Dict[str, torch.Tensor]) -> Tuple[Dict[str, torch.Tensor], Dict[str, str]]:
@@ -255,16 +257,13 @@ def read(path: Path, *, weights_only: bool = False) -> Snapshot:
 
 def read_model(path: Path) -> Dict[str, torch.Tensor]:
     """Weights of the checkpoint in `path` by name, tied names included (they share memory)."""
-    from safetensors import safe_open
-
     file = path / "model.safetensors"
     try:
         tensors = load_file(str(file))
-        with safe_open(str(file), framework="pt") as handle:
-            ties = json.loads((handle.metadata() or {}).get("ties", "{}"))
     except (OSError, ValueError, SafetensorError) as error:
         raise CheckpointError(f"{file} cannot be read: {error}.") from error
-    for name, stored in ties.items():
+    manifest = read_json(path / "manifest.json") or {}
+    for name, stored in manifest.get("ties", {}).items():
         tensors[name] = tensors[stored]
     return tensors
 
