@@ -129,7 +129,7 @@ class PoplarExecutor(DeviceState, Latencies):
         traced = trace(self._model, micro.args, micro.kwargs, self._options, self._training, hooks)
         refuse(traced.violations)
         for message, where in traced.notes:
-            logger.warning("%s (%s)", message, where)
+            logger.warning("%s (%s)" if where.file else "%s%.0s", message, where)
         groups = self._groups(host) if self._training else []
         self._trace, self._compiled_for = traced, given.map(lambda tensor: torch.empty_like(tensor, device="meta"))
         executable = Executable(traced, self._options, self._training, host, self._converted, groups)

@@ -104,6 +104,7 @@ class _Shadow:
         plain = tensor.detach().as_subclass(torch.Tensor)
         if not tensor.dtype.is_floating_point and not tensor.dtype.is_complex:
             twin = self._recorder.constant(plain)  # only float variables exist (JitDispatch.cpp:109-120)
+            self._recorder.node_of(twin).meta["path"] = path
             return nn.Parameter(twin, requires_grad=False) if is_parameter else twin
         if tensor.dtype not in (torch.float16, torch.float32, torch.float64):
             raise Error(f"Unsupported tensor input type from pytorch: {tensor.dtype} ({path})")
@@ -181,8 +182,10 @@ def _finish(recorder: Recorder, result: Any, options: Options, training: bool, s
             logger.warning("Output expected to be on the IPU but is on %s", tensor.device.type)
         outputs.append(node)
     live = graph.live_nodes(recorder.graph, [node for node in outputs if node is not None])
+    _note_counters(recorder)
     if training:
         _note_gradients(recorder, live, shadow)
+        _note_after_loss(recorder, live, outputs)
     violations = checks.all_violations(recorder.graph, live, recorder.switches, options, training)
     return Trace(recorder, live, outputs, result, violations, list(recorder.notes), shadow.parameters, shadow.buffers)
 
@@ -195,6 +198,28 @@ def functions(recorder: Recorder, live: Set[fx.Node]) -> Dict[str, Where]:
         if node in live and where is not None and where.function:
             found.setdefault(where.function, where)
     return found
+
+
+def _note_counters(recorder: Recorder) -> None:
+    """Integer buffers are constants of the graph (JitDispatch.cpp:109-120)."""
+    nodes = list(recorder.graph.nodes)
+    for node in nodes:
+        if node.meta.get("path") and any(node.meta["groups"] & other.meta.get("mutates", set()) for other in nodes):
+            recorder.notes.append((f"{node.meta['path']} is no float tensor, so it is a constant: what forward writes into it is "
+                                   "lost", Where("", "", 0)))
+
+
+def _note_after_loss(recorder: Recorder, live: Set[fx.Node], outputs: List[Optional[fx.Node]]) -> None:
+    """The gradient starts at the marked node: what is computed from it and returned does not train."""
+    final, _ = graph.final_losses(recorder.graph, live)
+    after: Set[fx.Node] = set(final)
+    for node in recorder.graph.nodes:
+        if node.meta.get("op") != "aten::detach" and any(source in after for source in node.all_input_nodes):
+            after.add(node)
+    for node in outputs:
+        if node in after and node not in final:
+            recorder.notes.append(("the returned value is computed from the marked loss, but the gradient starts at the mark: "
+                                   "wrap the final value in poptorch.identity_loss", node.meta["where"]))
 
 
 def _note_gradients(recorder: Recorder, live: Set[fx.Node], shadow: _Shadow) -> None:
