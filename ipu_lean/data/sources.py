@@ -27,6 +27,7 @@ class Source:
         read: called with the source for each reading; yields fragments and may add to `source.consumed`.
         size: bytes to be read, if known beforehand; a progress bar's end.
         limit: stop after this many characters.
+        sample: for training a tokenizer read only this many characters from the beginning; None for all.
         refresh: computes `identity` anew, to notice a corpus that changed while it was read.
     """
 
@@ -39,17 +40,23 @@ class Source:
         *,
         size: Optional[int] = None,
         limit: Optional[int] = None,
+        sample: Optional[int] = None,
         refresh: Optional[Callable[[], Dict[str, Any]]] = None,
     ) -> None:
-        self.spec, self.name, self.identity, self.size, self.limit = spec, name, identity, size, limit
+        self.spec, self.name, self.identity, self.size, self.limit, self.sample = spec, name, identity, size, limit, sample
         self.consumed = 0
         """Bytes of the source read so far in the present reading."""
         self._read, self._refresh = read, refresh
 
-    def fragments(self) -> Iterator[Fragment]:
-        """Read the corpus from its beginning: `(text, ends_document)`, at most `limit` characters in all."""
+    def fragments(self, sampling: bool = False) -> Iterator[Fragment]:
+        """Read the corpus from its beginning: `(text, ends_document)`, at most `limit` characters in all.
+
+        Args:
+            sampling: read for training a tokenizer, so at most `sample` characters.
+        """
         self.consumed = 0
-        left = self.limit
+        bounds = [self.limit, self.sample if sampling else None]
+        left = min((bound for bound in bounds if bound is not None), default=None)
         for text, ends in self._read(self):
             if left is None:
                 yield text, ends

@@ -8,6 +8,8 @@ import sys
 from pathlib import Path
 from typing import Any, Dict, Optional
 
+import pytest
+
 import ipu_lean
 from ipu_lean.config import Config, make_config
 
@@ -42,3 +44,13 @@ def python(code: str, cwd: Path, env: Optional[Dict[str, str]] = None) -> subpro
 def folder_bytes(folder: Path) -> Dict[str, bytes]:
     """Every file in a folder, by relative name."""
     return {path.relative_to(folder).as_posix(): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
+
+
+def without_package(kind: str) -> None:
+    """Skip the test that calls this if the tokenizer kind's package is not installed."""
+    if kind != "bytes":
+        pytest.importorskip({"bpe": "tokenizers"}.get(kind, kind))
+
+
+DOCUMENTS = [prose(150_000, 1), prose(10, 2), prose(66_000, 3), prose(131_072, 4)]
+"""Texts of the fixture `text`; two are longer than a piece."""

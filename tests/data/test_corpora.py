@@ -211,5 +211,5 @@ def test_what_goes_wrong_with_the_hub_is_said(hub):
 def test_without_the_package_the_error_names_the_extra(tmp_path, monkeypatch):
     real = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda name, *rest: None if name == "datasets" else real(name, *rest))
-    with pytest.raises(EnvironmentProblem, match=r"pip install 'ipu-lean\[hf\]'"):
+    with pytest.raises(EnvironmentProblem, match="pip install datasets.*the extra `hf`"):
         open_corpus("hf:wiki")

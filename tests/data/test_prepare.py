@@ -3,10 +3,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-import logging
 import os
 import pickle
-import shutil
 import sys
 
 import numpy as np
@@ -16,34 +14,16 @@ from ipu_lean.data import TrainBatches, build, prepare
 from ipu_lean.data.build import Plan, build_corpus
 from ipu_lean.data.sources import Source
 from ipu_lean.data.tokenizers import ByteTokenizer, train_bpe, train_sentencepiece
-from ipu_lean.errors import ConfigError, EnvironmentProblem, RunError
-from tests.data.helpers import config, folder_bytes, prose
+from ipu_lean.errors import ConfigError
+from tests.data.helpers import DOCUMENTS, config, folder_bytes, prose, without_package
 
 pytestmark = pytest.mark.pod
-
-DOCUMENTS = [prose(150_000, 1), prose(10, 2), prose(66_000, 3), prose(131_072, 4)]
-
-
-@pytest.fixture
-def text(tmp_path):
-    """A folder of four documents, two of them longer than a piece, and an empty one."""
-    folder = tmp_path / "text"
-    folder.mkdir()
-    for number, document in enumerate(DOCUMENTS):
-        (folder / f"{number}.txt").write_bytes(document.encode("utf-8"))
-    (folder / "1-empty.txt").write_bytes(b"")
-    return folder
 
 
 def tokens_of(prepared):
     return prepared.train.read(0, len(prepared.train)).tolist() + [
         token for part in prepared.validation.values() for token in part.read(0, len(part)).tolist()
     ]
-
-
-def without_package(kind):
-    if kind != "bytes":
-        pytest.importorskip({"bpe": "tokenizers"}.get(kind, kind))
 
 
 @pytest.mark.parametrize("kind", ["bytes", "sentencepiece", "bpe"])
@@ -74,6 +54,21 @@ def test_tokenizers_do_not_see_the_held_out_text(tmp_path, text, kind, train):
         place += len(document)
     assert found.tokenizer.model_file() == train([part for part in parts if part], 300).model_file()
     assert train([*DOCUMENTS, "\u2603 " * 20_000], 300).model_file() != found.tokenizer.model_file()
+
+
+def test_a_corpus_that_is_costly_to_read_is_sampled_from_its_beginning(tmp_path):
+    without_package("bpe")
+    document, read = prose(200_000, 5), []
+
+    def fragments(source):
+        for start in range(0, len(document), 10_000):
+            read.append(start)
+            yield document[start : start + 10_000], start + 10_000 >= len(document)
+
+    source = Source("made up", "made-up", {"kind": "test"}, fragments, sample=50_000)
+    _, manifest = build_corpus(tmp_path, source, Plan("bpe", None, 300, 1.0, 0.1), "data.corpus", lambda *call: None)
+    assert manifest["characters"] == 200_000 and len(read) == 5 + 20
+    assert manifest["tokenizer"] == train_bpe([document[:45_000]], 300).describe()
 
 
 def test_a_loaded_tokenizer_is_used_as_it_is(tmp_path, text):
@@ -145,111 +140,6 @@ def test_the_manifest_describes_every_file(tmp_path, text):
     ]
     assert {**manifest, "sets": found.manifest["sets"]} == found.manifest
     assert manifest["source"]["spec"] == str(text) and manifest["tokenizer"] == ByteTokenizer().describe()
-
-
-def test_a_second_call_reuses_and_another_text_or_setting_does_not(tmp_path, text):
-    stages = []
-
-    def run(**settings):
-        stages.clear()
-        return prepare(
-            config(tmp_path / "cache", **{"corpus": str(text), **settings}), lambda stage, done, total: stages.append(stage)
-        )
-
-    first = run()
-    before = folder_bytes(first.path)
-    assert set(stages) == {"tokenize"}
-    assert run().path == first.path and not stages and folder_bytes(first.path) == before
-    assert run(validation={"v": 0.3, "w": 0.2}).path == first.path and not stages
-    assert len(run(validation={}).train) == first.manifest["tokens"]
-    assert run(limit=100_000).manifest["characters"] == 100_000 and stages
-    changed = os.stat(text / "0.txt").st_mtime_ns
-    os.utime(text / "0.txt", ns=(changed, changed + 10**9))
-    assert run().path != first.path and stages
-    copy = shutil.copytree(str(text), str(tmp_path / "copy"))
-    assert run(corpus=copy).path != first.path and stages
-
-
-@pytest.mark.parametrize("damage", ["short", "absent", "manifest absent", "manifest cut", "tokenizer"])
-def test_damage_is_noticed_and_repaired(tmp_path, text, damage, caplog):
-    without_package("sentencepiece")
-    settings = config(tmp_path / "cache", corpus=str(text), tokenizer={"kind": "sentencepiece", "vocab": 200})
-    path = prepare(settings).path
-    before = folder_bytes(path)
-    tokens = path / "tokens.u16"
-    if damage == "short":
-        tokens.write_bytes(before["tokens.u16"][:-2])
-    elif damage == "absent":
-        tokens.unlink()
-    elif damage == "manifest absent":
-        (path / "manifest.json").unlink()
-    elif damage == "manifest cut":
-        (path / "manifest.json").write_bytes(before["manifest.json"][:-20])
-    else:
-        model = before["tokenizer/sentencepiece.model"]
-        (path / "tokenizer" / "sentencepiece.model").write_bytes(model[:100] + b"\x01" + model[101:])
-    with caplog.at_level(logging.WARNING, logger="ipu_lean"):
-        prepare(settings)
-    assert [record for record in caplog.records if "is damaged" in record.getMessage()]
-    assert folder_bytes(path) == before
-    assert not [name for name in os.listdir(tmp_path / "cache") if name.startswith(".")]
-
-
-def test_a_changed_token_is_noticed_on_request(tmp_path, text, caplog):
-    settings = config(tmp_path / "cache", corpus=str(text))
-    path = prepare(settings).path
-    before = folder_bytes(path)
-    with open(path / "tokens.u16", "r+b") as file:
-        file.seek(1000)
-        file.write(b"\xff\x00")
-    prepare(settings)
-    assert folder_bytes(path) != before and not caplog.records
-    prepare(settings, verify=True)
-    assert folder_bytes(path) == before and "another checksum" in caplog.text
-
-
-@pytest.mark.parametrize("content", [None, ""])
-def test_an_empty_corpus_is_refused_and_leaves_nothing(tmp_path, content):
-    (tmp_path / "empty.txt").write_text("", encoding="utf-8")
-    (tmp_path / "rows.jsonl").write_text('{"text": ""}\n\n', encoding="utf-8")
-    corpus = tmp_path / ("empty.txt" if content is None else "rows.jsonl")
-    for tokenizer in ({"kind": "bytes"}, {"kind": "bpe"}):
-        with pytest.raises(ConfigError, match="the corpus is empty") as caught:
-            prepare(config(tmp_path / "cache", corpus=str(corpus), tokenizer=tokenizer))
-        assert caught.value.key == "data.corpus"
-        assert os.listdir(tmp_path / "cache") == ["locks"]
-
-
-def test_text_shorter_than_a_window_is_refused_with_the_numbers(tmp_path):
-    (tmp_path / "short.txt").write_text("x" * 99, encoding="utf-8")  # 100 tokens, 95 of them for training
-    with pytest.raises(ConfigError, match="95 tokens, and one window of `model.seq` = 95 needs 96"):
-        prepare(config(tmp_path / "cache", seq=95, corpus=str(tmp_path / "short.txt")))
-    prepare(config(tmp_path / "cache", seq=94, corpus=str(tmp_path / "short.txt")))
-    with pytest.raises(ConfigError, match="this validation set has 1 tokens") as caught:
-        prepare(config(tmp_path / "cache", corpus=str(tmp_path / "short.txt"), validation={"tiny": 0.01}))
-    assert caught.value.key == "data.validation.tiny"
-
-
-def test_a_corpus_that_changes_under_the_reader_is_refused(tmp_path, text):
-    def progress(stage, done, total):
-        (text / "0.txt").write_text("changed", encoding="utf-8")
-
-    with pytest.raises(RunError, match="changed while it was read"):
-        prepare(config(tmp_path / "cache", corpus=str(text)), progress)
-    assert os.listdir(tmp_path / "cache") == ["locks"]
-
-
-def test_an_unreadable_document_leaves_no_folder_of_the_final_name(tmp_path, text):
-    (text / "2.txt").write_bytes(DOCUMENTS[2].encode("utf-8") + b"\xff")
-    with pytest.raises(ConfigError, match="2.txt is not UTF-8"):
-        prepare(config(tmp_path / "cache", corpus=str(text)))
-    assert not [name for name in os.listdir(tmp_path / "cache") if not name.startswith(".") and name != "locks"]
-
-
-def test_a_cache_that_cannot_be_written_is_an_environment_problem(tmp_path, text):
-    (tmp_path / "file").write_text("in the way", encoding="utf-8")
-    with pytest.raises(EnvironmentProblem, match="Set data.cache to a folder of yours"):
-        prepare(config(tmp_path / "file" / "cache", corpus=str(text)))
 
 
 def test_progress_runs_to_the_end_of_the_bytes(tmp_path, text):
