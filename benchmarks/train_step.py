@@ -5,7 +5,7 @@
 
 Memory: embedding output, stack and mean-square loss, forward and backward; parameters and gradients are not counted. By formula,
 with S = batch * seq * width * 4 bytes (one stream), A the activations of one layer and f the most that one branch needs in its
-backward pass: plain ~ layers * A, reversible ~ 4 S (two streams and their gradients) + f. Time: the same step; and, beside Hugging
+backward pass: plain ~ layers * A, reversible ~ 4 S (two streams and their gradients) + f. Time: that step; and, beside Hugging
 Face's GPT-2 of equal size, the whole language-model step without the optimizer. Peers: `pip install ipu_lean[bench]`.
 """
 from __future__ import annotations

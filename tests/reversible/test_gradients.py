@@ -87,8 +87,10 @@ def test_bf16_autocast(engine, dropout):
 @pytest.mark.parametrize("engine", RECOMPUTING)
 @pytest.mark.parametrize(("visits", "tolerance"), [([0, 1, 2], 4e-3), ([0, 1, 0], 2e-3)], ids=["each once", "shared"])
 def test_bf16_autocast_over_two_forwards(engine, visits, tolerance):
-    """Plain autocast keeps each weight's cast and adds the two gradients in bfloat16; so do we where blocks are shared. Where they are
-    not, no casts are kept and the sum is made in float32: better by half a unit of bfloat16 (2**-8), which is the difference."""
+    """Plain autocast keeps each weight's cast and adds the two gradients in bfloat16; so do we where blocks are shared.
+
+    Where they are not, no casts are kept and the sum is made in float32: it differs by up to half a unit of bfloat16, 2**-8.
+    """
 
     def run(engine):
         stack = reversible(engine, visits=visits, dtype=F32, dropout=0.2)
