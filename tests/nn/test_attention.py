@@ -1,0 +1,207 @@
+"""Attention: every implementation against loops over queries in double precision, masks, cache, causality, dropout."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from ipu_lean.errors import ConfigError
+from ipu_lean.nn import CausalSelfAttention, KVCache, Rotary
+from ipu_lean.nn.attention import IMPLEMENTATIONS, blockwise
+
+pytestmark = pytest.mark.pod
+
+
+def make(width=12, heads=3, implementation="auto", seed=0, **options):
+    torch.manual_seed(seed)
+    module = CausalSelfAttention(width, heads, implementation=implementation, **options).double()
+    for parameter in module.parameters():
+        torch.nn.init.normal_(parameter, std=1.5 * width**-0.5)
+    return module
+
+
+def by_loops(module, x, mask=None):
+    """The definition, one query at a time; `mask` is added to the scores, [batch, heads, seq, keys]."""
+
+    def project(layer):
+        y = x @ layer.linear.weight.t() + layer.linear.bias
+        return y.view(*x.shape[:2], module.heads, module.head_size)
+
+    q, k, v = project(module.query), project(module.key), project(module.value)
+    if module.positions is not None:
+        q, k = module.positions(q), module.positions(k)
+    rows = []
+    for i in range(x.shape[1]):
+        scores = module.scale * torch.einsum("bhd,bkhd->bhk", q[:, i], k[:, : i + 1])
+        if mask is not None:
+            scores = scores + mask[..., i, : i + 1]
+        weights = torch.exp(scores - scores.max(-1, keepdim=True).values)
+        weights = weights / weights.sum(-1, keepdim=True)
+        rows.append(torch.einsum("bhk,bkhd->bhd", weights, v[:, : i + 1]).flatten(1))
+    return torch.stack(rows, 1) @ module.out.linear.weight.t() + module.out.linear.bias
+
+
+def gradients(module, y, x):
+    parameters = dict(module.named_parameters())
+    seed = torch.randn(y.shape, generator=torch.Generator().manual_seed(5), dtype=torch.float64).to(y.dtype)
+    found = torch.autograd.grad(y, [x, *parameters.values()], seed)
+    return dict(zip(["x", *parameters], found))
+
+
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+@pytest.mark.parametrize(
+    "batch,seq,width,heads", [(2, 1, 12, 3), (1, 7, 12, 3), (3, 150, 16, 1), (2, 130, 24, 6), (1, 65, 36, 18)]
+)
+def test_equals_the_definition(implementation, batch, seq, width, heads):
+    rotary = Rotary(160, width // heads).double() if (width // heads) % 2 == 0 else None
+    module = make(width, heads, implementation, positions=rotary, scale=0.3)
+    x = torch.randn(batch, seq, width, dtype=torch.float64, requires_grad=True)
+    expected, got = by_loops(module, x), module(x)
+    assert torch.allclose(got, expected, rtol=1e-12, atol=1e-12)
+    reference, ours = gradients(module, expected, x), gradients(module, got, x)
+    for name, gradient in reference.items():
+        if name == "key.linear.bias" and rotary is None:  # softmax does not see a constant in a row
+            assert ours[name].abs().max() < 1e-9
+        elif seq > 1 or name.split(".")[0] not in ("query", "key"):
+            assert gradient.norm() > 0
+            assert (ours[name] - gradient).norm() <= 1e-11 * gradient.norm(), name
+
+
+def test_implementations_agree_in_float32():
+    module = make(64, 4, scale=0.4, positions=Rotary(200, 16)).float()
+    x = torch.randn(4, 200, 64)
+    results = {}
+    for implementation in IMPLEMENTATIONS:
+        module.set_implementation(implementation)
+        results[implementation] = module(x)
+    for got in results.values():
+        assert (got - results["explicit"]).norm() < 1e-6 * got.norm()
+
+
+@pytest.mark.parametrize("kind", ["bool", "float", "per-head"])
+def test_a_mask_comes_on_top_of_the_causal_one(kind):
+    module = make(12, 3)
+    x = torch.randn(2, 6, 12, dtype=torch.float64)
+    allowed = torch.rand(2, 1, 6, 6) > 0.4
+    allowed |= torch.eye(6, dtype=torch.bool)
+    added = torch.zeros(2, 1, 6, 6, dtype=torch.float64).masked_fill(~allowed, -math.inf)
+    if kind != "bool":
+        added = torch.randn(2, 3 if kind == "per-head" else 1, 6, 6, dtype=torch.float64)
+    expected = by_loops(module, x, added)
+    for implementation in IMPLEMENTATIONS:
+        module.set_implementation(implementation)
+        got = module(x, mask=allowed if kind == "bool" else added)
+        assert torch.allclose(got, expected, rtol=1e-12, atol=1e-12), implementation
+
+
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+def test_a_row_in_which_everything_is_masked_is_finite(implementation):
+    module = make(8, 2, implementation).float()
+    y = module(torch.randn(1, 4, 8), mask=torch.zeros(1, 1, 4, 4, dtype=torch.bool))
+    assert torch.isfinite(y).all()
+
+
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+def test_the_future_is_not_seen(implementation):
+    module = make(16, 2, implementation, positions=Rotary(140, 8).double())
+    x = torch.randn(1, 140, 16, dtype=torch.float64)
+    changed = x.clone()
+    changed[:, 100] += 1
+    difference = (module(changed) - module(x)).abs().amax(-1)[0]
+    assert difference[:100].max() == 0 and difference[100:].min() > 0
+
+
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+@pytest.mark.parametrize("pieces", [[1] * 9, [4, 1, 1, 3], [9]])
+def test_cache_gives_the_numbers_of_the_whole(implementation, pieces):
+    module = make(12, 3, implementation, positions=Rotary(16, 4).double()).eval()
+    x = torch.randn(2, 9, 12, dtype=torch.float64)
+    cache = KVCache(1, 2, 3, 12, 4, torch.float64, torch.device("cpu"))
+    parts, start = [], 0
+    with torch.no_grad():
+        for count in pieces:
+            cache.begin(count)
+            parts.append(module(x[:, start : start + count], cache=cache))
+            cache.finish()
+            start += count
+        assert torch.allclose(torch.cat(parts, 1), module(x), rtol=1e-12, atol=1e-12)
+    with pytest.raises(ConfigError):
+        cache.begin(4)
+    cache.reset()
+    cache.begin(12)
+
+
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+def test_attention_dropout_only_in_training(implementation):
+    module = make(16, 2, implementation, attention_dropout=0.5)
+    x = torch.randn(1, 8, 16, dtype=torch.float64)
+    assert not torch.equal(module(x), module(x))
+    module.eval()
+    assert torch.allclose(module(x), by_loops(module, x), atol=1e-12)
+
+
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+def test_bfloat16_autocast_stays_near_float32(implementation):
+    module = make(64, 4, implementation, positions=Rotary(100, 16)).float()
+    x = torch.randn(2, 100, 64, requires_grad=True)
+    exact = gradients(module, module(x), x)
+    with torch.autocast("cpu", torch.bfloat16):
+        y = module(x)
+    assert y.dtype == torch.bfloat16
+    rough = gradients(module, y, x)
+    for name in exact:
+        assert (rough[name] - exact[name]).norm() < 0.05 * exact[name].norm(), name
+
+
+def test_scale_is_the_reciprocal_root_unless_given():
+    assert make(36, 4).scale == pytest.approx(1 / 3)
+
+
+def test_query_zero_init_makes_attention_uniform():
+    module = CausalSelfAttention(8, 2, query_zero_init=True)
+    x = torch.randn(1, 5, 8)
+    value = module.value(x)
+    uniform = torch.stack([value[:, : i + 1].mean(1) for i in range(5)], 1)
+    assert torch.allclose(module(x), module.out(uniform), atol=1e-6)
+
+
+def test_blockwise_saves_its_inputs_only_and_refuses_second_derivatives():
+    q, k, v = (torch.randn(1, 300, 2, 4, dtype=torch.float64, requires_grad=True) for _ in range(3))
+    kept = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(t.data_ptr()) or t, lambda t: t):
+        y = blockwise.blockwise_attention(q, k, v, 0.5)
+    assert sorted(kept) == sorted(t.data_ptr() for t in (q, k, v))
+    first = torch.autograd.grad(y.pow(2).sum(), [q, k, v], create_graph=True)
+    with pytest.raises(RuntimeError, match="once_differentiable"):
+        first[0].sum().backward()
+
+
+@pytest.mark.parametrize("seq,heads,batch", [(1, 1, 1), (5, 2, 3), (64, 4, 3), (129, 5, 7), (513, 3, 2)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_blockwise_agrees_with_torch_at_awkward_sizes(seq, heads, batch, dtype):
+    torch.manual_seed(0)
+    q, k, v, seed = (torch.randn(batch, seq, heads, 6).to(dtype) for _ in range(4))
+    results = []
+    for run in ("ours", "torch"):
+        inputs = [t.clone().requires_grad_() for t in (q, k, v)]
+        if run == "ours":
+            y = blockwise.blockwise_attention(*inputs, 0.7)
+        else:
+            a, b, c = (t.double().transpose(1, 2) for t in inputs)
+            scores = 0.7 * a @ b.transpose(-1, -2) + torch.full((seq, seq), -math.inf, dtype=torch.float64).triu(1)
+            y = (scores.softmax(-1) @ c).transpose(1, 2)
+        results.append([y.detach(), *torch.autograd.grad(y, inputs, seed.to(y.dtype))])
+    limit = 1e-6 if dtype == torch.float32 else 0.02
+    for ours, reference in zip(*results):
+        assert (ours.double() - reference.double()).norm() <= limit * reference.double().norm() + (seq == 1) * 1e-6
+
+
+def test_mistakes():
+    with pytest.raises(ConfigError):
+        CausalSelfAttention(10, 3)
+    with pytest.raises(ConfigError):
+        CausalSelfAttention(8, 2, implementation="flash")
+    with pytest.raises(ConfigError):
+        make(8, 2).set_implementation("x")
