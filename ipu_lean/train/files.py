@@ -19,10 +19,10 @@ _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 def is_disk_full(error: BaseException) -> bool:
-    """Whether `error` means that nothing more can be written (safetensors reports the number only in its text)."""
+    """Whether `error` means that nothing more can be written (safetensors puts the number into its text only)."""
     if isinstance(error, OSError) and error.errno in _FULL:
         return True
-    found = re.search(r"os error (\d+)", str(error))
+    found = re.search(r"(?:os error |Os \{ code: )(\d+)", str(error))
     return (found is not None and int(found.group(1)) in _FULL) or "No space left" in str(error)
 
 

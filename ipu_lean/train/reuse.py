@@ -152,8 +152,7 @@ def run_generate(
     """Continue a prompt (or several, side by side) with a run's checkpoint.
 
     Args:
-        prompt: `-` reads it from standard input.
-        prompts: several prompts instead of `prompt`.
+        prompt, prompts: one, or several instead; `-` reads it from standard input.
         samples: continuations of each prompt.
         cache: False recomputes the context for every token: the same text, slower.
         (For the others see `generate.generate_ids`.)
@@ -164,12 +163,11 @@ def run_generate(
     started = time.perf_counter()
     report = report or Reporter("plain")
     check_sampling(temperature, top_k, top_p, tokens)
-    if prompt == "-" and prompts is None:
-        prompt = sys.stdin.read()
     if samples < 1:
         raise ConfigError("must be 1 or more", key="--samples", value=samples)
     used = open_run(run_dir, checkpoint, report)
-    asked = [one for one in (prompts if prompts is not None else [prompt]) for _ in range(samples)]
+    given = [sys.stdin.read() if one == "-" else one for one in (prompts if prompts is not None else [prompt])]
+    asked = [one for one in given for _ in range(samples)]
     if not asked:
         raise CheckpointError("there is no prompt to continue.")
     found = generate_ids(

@@ -1,0 +1,61 @@
+"""Run directories: made once, locked, never overwritten."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from ipu_lean.errors import ConfigError, RunError
+from ipu_lean.train.runs import RunDirectory, make_summary
+
+pytestmark = pytest.mark.pod
+
+
+def test_create_open_and_refuse(tmp_path: Path) -> None:
+    run = RunDirectory.create(str(tmp_path / "deep" / "run"), "name", "seed: 1\n")
+    assert run.config.read_text() == "seed: 1\n" and os.listdir(run.path) == ["config.yaml"]
+    assert os.listdir(tmp_path / "deep") == ["run"], "nothing is left beside it"
+    assert RunDirectory.open(str(run.path)).config == run.config
+    with pytest.raises(ConfigError, match="exists and is not empty.*resume"):
+        RunDirectory.create(str(run.path), "name", "")
+    (tmp_path / "file").write_text("x")
+    with pytest.raises(ConfigError, match="exists and is not empty"):
+        RunDirectory.create(str(tmp_path / "file"), "name", "")
+    with pytest.raises(ConfigError, match="cannot be made"):
+        RunDirectory.create(str(tmp_path / "file" / "below"), "name", "")
+    (tmp_path / "empty").mkdir()
+    assert RunDirectory.create(str(tmp_path / "empty"), "name", "a: 1\n").config.read_text() == "a: 1\n"
+
+
+def test_default_names_do_not_collide(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    paths = [RunDirectory.create(None, "toy", "").path for _ in range(3)]
+    assert len(set(paths)) == 3 and all(path.parent == tmp_path / "runs" and path.name.startswith("toy-") for path in paths)
+
+
+def test_open_refuses_what_is_no_run(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="no run directory"):
+        RunDirectory.open(str(tmp_path / "none"))
+    with pytest.raises(ConfigError, match="holds no config.yaml"):
+        RunDirectory.open(str(tmp_path))
+
+
+def test_lock_keeps_another_process_out(tmp_path: Path) -> None:
+    one, other = RunDirectory(tmp_path), RunDirectory(tmp_path)
+    one.lock()
+    one.lock()
+    with pytest.raises(RunError, match="another process is training"):
+        other.lock()
+    one.unlock()
+    other.lock()
+    other.unlock()
+
+
+def test_summary_schema() -> None:
+    summary = make_summary("train", device="cpu", config_hash="abc", steps=3, tokens=12, seconds=1.23456, metrics={"loss": 1.0})
+    names = "schema command status verdict exit_code device config_hash steps tokens seconds metrics artifacts"
+    assert " ".join(summary) == names
+    assert summary["status"] == "ok" and summary["exit_code"] == 0 and summary["seconds"] == 1.235
+    assert make_summary("train", device="cpu", config_hash="", status="failed", exit_code=1, error="why")["error"] == "why"
