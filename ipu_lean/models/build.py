@@ -78,7 +78,7 @@ def spec_of(config: Config, vocab: Optional[int] = None) -> GPTSpec:
         dropout=model.dropout,
         attention_dropout=model.attention_dropout,
         embedding_dropout=model.embedding_dropout,
-        attention="auto" if model.attention == "auto" and derived.attention(config) == "fused" else derived.attention(config),
+        attention=derived.attention(config),
         base_width=None if base is None else base.width,
         attention_scale=mup.attention_mult * base_size**0.5 / size,
         branch_mult=derived.depth_mult(config),

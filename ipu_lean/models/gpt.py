@@ -174,7 +174,7 @@ class GPT(nn.Module):
     # What is chosen from outside and never changes the mathematics.
 
     def set_attention(self, implementation: str) -> None:
-        """`auto`, `explicit` (PopTorch can trace it) or `fused` (torch's kernel): the same numbers."""
+        """`explicit` (PopTorch can trace it), `fused` or `torch`, see `CausalSelfAttention`: the same numbers."""
         for module in self.modules():
             if isinstance(module, CausalSelfAttention):
                 module.set_implementation(implementation)

@@ -18,7 +18,7 @@ class GPTSpec:
         embedding_std, init_scale, query_zero_init, readout_zero_init: initialisation, see `nn/`.
         embedding_mult, output_mult: multiply the embedded tokens and the logits.
         engine, checkpoint_every, loss_chunk: how memory is saved (loss_chunk None: automatic; 0: not chunked).
-        attention: `auto`, `explicit` or `fused`, see `CausalSelfAttention`.
+        attention: `explicit`, `fused` or `torch`, see `CausalSelfAttention`.
     """
 
     width: int
@@ -45,7 +45,7 @@ class GPTSpec:
     order: str = "attn-ffn"
     stack_input: str = "duplicate"
     stack_output: str = "sum-minus-input"
-    attention: str = "auto"
+    attention: str = "fused"
     base_width: Optional[int] = None
     attention_scale: Optional[float] = None
     branch_mult: float = 1.0

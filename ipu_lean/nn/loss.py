@@ -48,7 +48,7 @@ def chunked_cross_entropy(
     x, y = h.reshape(-1, h.shape[-1]), labels.reshape(-1)
     size = x.shape[0] if chunk < 1 else min(chunk, x.shape[0])
     count = (y != IGNORED).sum(dtype=torch.float32)
-    if size < x.shape[0] and not plain and isinstance(readout, nn.Module) and not transformed(x):
+    if size < x.shape[0] and not plain and isinstance(readout, nn.Module) and not _any_transformed(x, readout):
         total, correct = _GradientInForward.apply(readout, size, y, x, *_tensors(readout))
     else:
         parts = [_plain_sums(readout, x[i : i + size], y[i : i + size]) for i in range(0, x.shape[0], size)]
@@ -61,15 +61,24 @@ def chunked_cross_entropy(
 def _plain_sums(readout: Readout, x: torch.Tensor, y: torch.Tensor) -> Tuple[torch.Tensor, torch.Tensor]:
     """(summed loss, correct predictions) of some tokens."""
     logits = readout(x)
-    logits = logits.float() if logits.dtype in (torch.float16, torch.bfloat16) else logits
-    total = F.cross_entropy(logits, y.long(), reduction="sum", ignore_index=IGNORED)
-    return total, (logits.detach().argmax(-1) == y).sum(dtype=torch.float32)
+    logits = logits.to(_wide(logits.dtype))
+    correct = (logits.detach().argmax(-1) == y).sum(dtype=torch.float32)
+    if not transformed(logits):
+        return F.cross_entropy(logits, y.long(), reduction="sum", ignore_index=IGNORED), correct
+    kept = y != IGNORED  # torch 2.0's cross entropy takes -100 for an index under vmap
+    target = torch.where(kept, y, torch.zeros_like(y)).long()[:, None]
+    losses = torch.logsumexp(logits, -1) - logits.gather(-1, target).squeeze(-1)
+    return torch.where(kept, losses, torch.zeros_like(losses)).sum(), correct
 
 
 def _tensors(readout: nn.Module) -> List[torch.Tensor]:
     """What the readout reads. `tensors()` goes by attribute, so it finds what stands in for parameters under FSDP as well."""
     own = getattr(readout, "tensors", None)
     return list(own()) if own is not None else list(readout.parameters())
+
+
+def _any_transformed(x: torch.Tensor, readout: nn.Module) -> bool:
+    return transformed(x) or any(transformed(tensor) for tensor in _tensors(readout))
 
 
 class _GradientInForward(torch.autograd.Function):

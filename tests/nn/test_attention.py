@@ -14,7 +14,7 @@ from ipu_lean.nn.attention import IMPLEMENTATIONS, blockwise
 pytestmark = pytest.mark.pod
 
 
-def make(width=12, heads=3, implementation="auto", seed=0, **options):
+def make(width=12, heads=3, implementation="fused", seed=0, **options):
     torch.manual_seed(seed)
     module = CausalSelfAttention(width, heads, implementation=implementation, **options).double()
     for parameter in module.parameters():

@@ -16,7 +16,7 @@ from ipu_lean.nn.fc import FCLayer
 from ipu_lean.nn.positions.rotary import Rotary, rotate
 from ipu_lean.nn.precision import as_matmul_input
 
-IMPLEMENTATIONS = ("auto", "explicit", "fused")
+IMPLEMENTATIONS = ("explicit", "fused", "torch")
 
 
 class CausalSelfAttention(nn.Module):
@@ -28,9 +28,9 @@ class CausalSelfAttention(nn.Module):
         positions: rotary positions for queries and keys.
         attention_dropout: share of the attention weights dropped in training.
         dropout: share of the output dropped in training.
-        implementation: `explicit` (matrix products and a softmax, which PopTorch can trace), `fused` (torch's
-            scaled_dot_product_attention), or `auto` (fused, except where blockwise.py is faster: training on CPU). Change it at
-            any time; equal numbers, except which weights a dropout drops.
+        implementation: `explicit` (matrix products and a softmax, which PopTorch can trace), `torch` (its
+            scaled_dot_product_attention), or `fused` (the same, except on CPU, where blockwise.py is faster; never all scores at
+            once). Change it at any time; equal numbers, except which weights a dropout drops.
         init_scale, query_zero_init: hidden matrices start with init_scale / sqrt(width), the query's at zero if asked for.
     """
 
@@ -42,7 +42,7 @@ class CausalSelfAttention(nn.Module):
         positions: Optional[Rotary] = None,
         attention_dropout: float = 0.0,
         dropout: float = 0.0,
-        implementation: str = "auto",
+        implementation: str = "fused",
         bias: bool = True,
         init_scale: float = 1.0,
         query_zero_init: bool = False,
@@ -60,7 +60,7 @@ class CausalSelfAttention(nn.Module):
         self.set_implementation(implementation)
 
     def set_implementation(self, implementation: str) -> None:
-        """`auto`, `explicit` or `fused`."""
+        """`explicit`, `fused` or `torch`."""
         if implementation not in IMPLEMENTATIONS:
             raise ConfigError(f"it is one of {', '.join(IMPLEMENTATIONS)}", key="model.attention", value=implementation)
         self.implementation = implementation
@@ -86,9 +86,9 @@ class CausalSelfAttention(nn.Module):
     def _attend(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: Optional[torch.Tensor]) -> torch.Tensor:
         """Queries, keys, values `[batch, seq or keys, heads, head_size] -> [batch, seq, heads, head_size]`."""
         plain = mask is None and not (self.training and self.attention_dropout > 0)
-        if self.implementation == "auto" and plain and blockwise.applies(q, k):
+        if self.implementation == "fused" and plain and blockwise.applies(q, k):
             return blockwise.blockwise_attention(q, k, v, self.scale)
-        attend = self._explicit if self.implementation == "explicit" else self._fused
+        attend = self._explicit if self.implementation == "explicit" else self._by_torch
         return attend(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), mask).transpose(1, 2)
 
     def _split(self, x: torch.Tensor) -> torch.Tensor:
@@ -104,7 +104,7 @@ class CausalSelfAttention(nn.Module):
         weights = F.dropout(scores.softmax(-1), self.attention_dropout, self.training and self.attention_dropout > 0)
         return torch.matmul(weights, v)
 
-    def _fused(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: Optional[torch.Tensor]) -> torch.Tensor:
+    def _by_torch(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: Optional[torch.Tensor]) -> torch.Tensor:
         """The same by one kernel. It scales by 1/sqrt(head_size) itself (torch 2.0 offers nothing else), so q brings the rest."""
         rest = self.scale * self.head_size**0.5
         if abs(rest - 1.0) > 1e-12:
