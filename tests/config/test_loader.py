@@ -1,6 +1,8 @@
 """A file, what it extends, and overrides become one Config, and every value knows where it came from."""
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from ipu_lean.config import Config, dump_config, load, load_config, make_config
 from ipu_lean.errors import ConfigError
@@ -64,6 +66,23 @@ def test_dump_loads_back_to_an_equal_config():
     )
     assert load_config(dump_config(awkward)) == awkward
     assert load_config(dump_config(make_config(mup={"base_width": 64}))) == load_config(BASE)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    prompt=st.text(st.characters(blacklist_categories=("Cs",))),
+    lr=st.floats(min_value=1e-300, max_value=1e300),
+    source=st.text(st.characters(blacklist_categories=("Cs",)), min_size=1),
+    clip=st.none() | st.floats(min_value=1e-9, max_value=1e9),
+)
+def test_any_values_survive_a_dump(prompt, lr, source, clip):
+    config = make_config(
+        mup={"base_width": 64},
+        optimizer={"lr": lr},
+        train={"clip": clip, "sample": {"prompt": prompt}},
+        data={"corpus": source, "validation": {"a": source}},
+    )
+    assert load_config(dump_config(config)) == config
 
 
 def test_text_keys_keep_their_spelling():
