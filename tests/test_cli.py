@@ -80,7 +80,8 @@ MISTAKES = [
     (2, "a section", ["model=3"]),
     (2, "one of cpu, gpu", ["device=cuda"]),
     (2, "did you mean `bf16-mixed`", ["precision=bf16_mixed"]),
-    (2, "later release", ["precision=fp16-ipu"]),
+    (2, "later release", ["precision=bf16-pure"]),
+    (2, "IPU's arithmetic", ["precision=fp16-ipu"]),
     (2, "divide model.width", ["model.heads=3"]),
     (2, "either", ["model.head_size=4"]),
     (2, "pairs", ["model.heads=16"]),
@@ -104,7 +105,6 @@ MISTAKES = [
     (2, "model.seq", ["model.seq=100000"]),
     (2, "data.tokenizer.path", ["data.tokenizer.kind=bpe", "data.tokenizer.path=gone"]),
     (3, "device: cpu", ["device=ipu"]),
-    (3, "device: cpu", ["device=ipu-emulated"]),
     (3, "package", ["data.corpus=hf:no/such"]),
 ]
 

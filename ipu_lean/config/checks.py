@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import importlib.util
 import re
 from typing import Optional
 
 from ipu_lean.config import derived
+from ipu_lean.config.ipu_rules import IPU_PRECISIONS, check_ipu
+from ipu_lean.config.layout import IPU_DEVICES
 from ipu_lean.config.model import ModelConfig
 from ipu_lean.config.model_rules import check_model
 from ipu_lean.config.optimizer import OptimizerConfig
@@ -27,24 +30,27 @@ def check(config: Config) -> None:
     _optimizer(config.optimizer)
     _intervals(config)
     _processes(config)
-    _placement(config)
+    check_ipu(config)
 
 
 def require_device(config: Config) -> None:
-    """Raises EnvironmentProblem for the devices that this release does not train on."""
-    if config.device == "ipu":
+    """Raises EnvironmentProblem for a device that this machine does not have (`gpu` is checked where torch is loaded)."""
+    if config.device == "ipu" and importlib.util.find_spec("poptorch") is None:
         raise EnvironmentProblem(
-            "`device: ipu` needs PopTorch, and this release has no IPU path yet (`ipu-emulated`, which needs no SDK, arrives "
-            "with it). Use `device: cpu`, which mirrors it number by number."
-        )
-    if config.device == "ipu-emulated":
-        raise EnvironmentProblem(
-            "`device: ipu-emulated` arrives with the IPU path, which this release does not have yet. Use `device: cpu`."
+            "`device: ipu` needs PopTorch, which comes with Graphcore's Poplar SDK (docs/ipu.md) and is not on PyPI. "
+            "`device: ipu-emulated` runs the same path here without it, and `device: cpu` mirrors it number by number."
         )
 
 
 def _precision(config: Config) -> None:
-    if config.precision not in WORKING_PRECISIONS:
+    if config.device not in IPU_DEVICES and config.precision == "fp16-ipu":
+        raise ConfigError(
+            f"this is the IPU's arithmetic, and the device is {config.device}",
+            key="precision",
+            value=config.precision,
+            suggestion="use `fp32`, `bf16-mixed` or `fp16-mixed`, or an IPU device",
+        )
+    if config.precision not in (*WORKING_PRECISIONS, *IPU_PRECISIONS):
         raise ConfigError(
             f"this mode belongs to a later release; {', '.join(WORKING_PRECISIONS[:-1])} and {WORKING_PRECISIONS[-1]} work",
             key="precision",
@@ -137,10 +143,6 @@ def _memory(config: Config) -> None:
             value=memory.checkpoint_every,
             suggestion="set `memory.engine: checkpoint`, or remove it",
         )
-    if config.model.attention == "fused" and config.device in ("ipu", "ipu-emulated"):
-        raise ConfigError(
-            "PopTorch has no fused attention", key="model.attention", value="fused", suggestion="use `auto` or `explicit`"
-        )
 
 
 def _data(config: Config) -> None:
@@ -220,17 +222,4 @@ def _processes(config: Config) -> None:
             key="train.processes",
             value=train.processes,
             suggestion=f"set `batch.replicas: {train.processes * max(1, round(replicas / train.processes))}`",
-        )
-
-
-def _placement(config: Config) -> None:
-    layers = config.ipu.layers_per_ipu
-    if layers is None:
-        return
-    if not layers or min(layers) < 0 or sum(layers) != config.model.depth:
-        raise ConfigError(
-            f"the layers placed are {sum(layers)}, and model.depth is {config.model.depth}",
-            key="ipu.layers_per_ipu",
-            value=layers,
-            suggestion="place each layer exactly once",
         )

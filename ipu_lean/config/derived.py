@@ -87,9 +87,13 @@ def base_model(config: Config) -> Optional[ModelConfig]:
 
 
 def engine(config: Config) -> str:
-    """`store`, `invert` or `checkpoint`: memory.engine with `auto` resolved."""
+    """`store`, `invert` or `checkpoint`: memory.engine with `auto` resolved. PopTorch ignores Python's backward code, so on an
+    IPU the plain operations of `store` are traced, and PopART recomputes.
+    """
     if config.memory.engine != "auto":
         return config.memory.engine
+    if config.device in ("ipu", "ipu-emulated"):
+        return "store"
     return "invert" if config.model.stack.kind == "reversible" else "store"
 
 
