@@ -8,9 +8,10 @@ from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 import torch
 
-from . import enums, optimdevice
+from . import enums, update
 from .errors import Error
-from .optimconvert import Converted, Kind
+from .half import rounding
+from .optimconvert import Converted
 from .options import Options
 from .outputs import Outputs
 from .trace import Trace
@@ -91,13 +92,17 @@ class Executable:
     def run(self, inputs: Sequence[torch.Tensor], kept: Outputs) -> None:
         """One call of the executor: all device iterations. `inputs` are the host's whole tensors."""
         pieces = [_split(tensor, self.plan.micro_batches) for tensor in inputs]
-        for iteration in range(self.plan.iterations):
-            if self.training:
-                self._update(iteration, pieces, kept)
-            else:
-                with torch.no_grad():
-                    for replica in range(self.plan.replicas):
-                        kept.add(self._micro(iteration, 0, replica, pieces)[1], replica)
+        with rounding(bool(self.options._popart.options.get("enableStochasticRounding"))):
+            for iteration in range(self.plan.iterations):
+                if self.training:
+                    self._train(iteration, pieces, kept)
+                else:
+                    self._infer(iteration, pieces, kept)
+
+    @torch.no_grad()
+    def _infer(self, iteration: int, pieces: List[List[torch.Tensor]], kept: Outputs) -> None:
+        for replica in range(self.plan.replicas):
+            kept.add(self._micro(iteration, 0, replica, pieces)[1], replica)
 
     def _micro(self, iteration: int, step: int, replica: int, pieces: List[List[torch.Tensor]]) -> Tuple[Any, List[torch.Tensor]]:
         index = self.plan.micro_index(iteration, step, replica)
@@ -106,28 +111,23 @@ class Executable:
         return self.graph(*[self.parameters[name] for name in self.trace.parameters],
                           *[buffers[name] for name in self.trace.buffers], *batch)
 
-    def _update(self, iteration: int, pieces: List[List[torch.Tensor]], kept: Outputs) -> None:
+    def _train(self, iteration: int, pieces: List[List[torch.Tensor]], kept: Outputs) -> None:
         """Accumulate the micro-batches' gradients from the marked loss and step once (options.py:278-305)."""
+        assert self.optimizer is not None
         scale = self.loss_scaling()
-        for name in self.trainable:
-            self.parameters[name].grad = None
-        with torch.enable_grad():
-            for step in range(self.plan.accumulation):
-                for replica in range(self.plan.replicas):
+        gathered = update.Accumulator(self.parameters, self.trainable, self.optimizer, self.options)
+        for step in range(self.plan.accumulation):
+            for replica in range(self.plan.replicas):
+                with torch.enable_grad():
                     loss, outputs = self._micro(iteration, step, replica, pieces)
                     kept.add(outputs, replica)
                     if loss.requires_grad:
                         loss.backward(torch.full_like(loss, scale))
                     del loss, outputs
-        mean = self.options.Training.accumulation_and_replication_reduction_type == enums.ReductionType.Mean
-        count = self.plan.accumulation * self.plan.replicas if mean else 1
-        gradients = {}
-        for name in self.trainable:
-            gradient = self.parameters[name].grad
-            if gradient is not None:
-                gradients[name] = gradient if count * scale == 1 else gradient.div_(count * scale)
-                self.parameters[name].grad = None
-        self._step(gradients)
+                gathered.collect()
+        gradients = gathered.result(scale)
+        values = {name: self.values_of(name) for name in gradients}
+        update.apply(self.parameters, gradients, self.state, self.optimizer, values)
 
     def loss_scaling(self) -> float:
         return float(self.optimizer.defaults["loss_scaling"][0]) if self.optimizer is not None else 1.0
@@ -140,30 +140,6 @@ class Executable:
             if name in group:
                 return {key: entry[0] for key, entry in self.optimizer.groups[index].items()}
         return {key: entry[0] for key, entry in self.optimizer.defaults.items()}
-
-    @torch.no_grad()
-    def _step(self, gradients: Dict[str, torch.Tensor]) -> None:
-        assert self.optimizer is not None
-        kind, attributes = self.optimizer.kind, self.optimizer.attributes
-        values = {name: self.values_of(name) for name in gradients}
-        if kind == Kind.ADAM:  # L2: before clipping (popart:patterns/adamdecompose.cpp:272-279)
-            for name, gradient in gradients.items():
-                if values[name]["weight_decay"]:
-                    gradient.add_(self.parameters[name], alpha=values[name]["weight_decay"])
-        limit = attributes.get("max_grad_norm", float("inf"))
-        if limit != float("inf") and gradients:
-            optimdevice.clip(gradients, limit)
-        for name, gradient in gradients.items():
-            weight, state, group = self.parameters[name], self.state[name], values[name]
-            if kind in (Kind.ADAM, Kind.ADAMW, Kind.ADAMW_NO_BIAS):
-                optimdevice.adam_update(weight, gradient, state, group, decoupled=kind != Kind.ADAM)
-            elif kind in (Kind.LAMB, Kind.LAMB_NO_BIAS):
-                optimdevice.lamb_update(weight, gradient, state, group, kind == Kind.LAMB)
-            elif kind in (Kind.SGD1, Kind.SGD2):
-                optimdevice.sgd_update(weight, gradient, state, group)
-            else:
-                optimdevice.rmsprop_update(weight, gradient, state, group, kind == Kind.RMSPROP_CENTERED,
-                                           attributes["use_tf_variant"])
 
     def set_optimizer(self, optimizer: Converted, groups: Sequence[Sequence[str]]) -> None:
         """Replace the values; Error when something that is constant would change (overview.rst:797)."""

@@ -6,7 +6,7 @@ from typing import Any, Callable, Dict, List, Optional, Sequence, Set, Tuple
 import torch
 from torch import fx
 
-from . import kernels
+from . import half, kernels
 from .oprules import argument
 
 aten = torch.ops.aten
@@ -140,7 +140,7 @@ def _copy(result: fx.Graph, node: fx.Node, twin: Dict[fx.Node, fx.Node]) -> fx.N
         kwargs = dict(kwargs, approximate="tanh")  # both forms lower to one op (ActivationOps.cpp:146-161)
     elif base in ("nll_loss_forward", "nll_loss2d_forward"):
         reduction, ignore = (argument(target, args, kwargs, name) for name in ("reduction", "ignore_index"))
-        return result.call_function(kernels.nll_loss, (args[0], args[1], reduction, ignore), {})
+        target, args, kwargs = kernels.nll_loss, (args[0], args[1], reduction, ignore), {}
     elif base == "index_put":
         args, kwargs = args[:3], {}  # accumulate is ignored (IndexOps.cpp:228-306)
         args = (args[0], [index if index is None else _long(result, index) for index in args[1]], args[2])
@@ -148,6 +148,7 @@ def _copy(result: fx.Graph, node: fx.Node, twin: Dict[fx.Node, fx.Node]) -> fx.N
         args = (args[0], [index if index is None else _long(result, index) for index in args[1]])
     elif base in _LONG_ARGUMENTS and hasattr(target, "_schema"):
         args, kwargs = _with_long(result, target, args, kwargs, _LONG_ARGUMENTS[base])
+    target = half.wrap(target, base, args, kwargs, node.meta, node.all_input_nodes)
     made = result.call_function(target, args, kwargs)
     if base in _WRAPPING and node.meta.get("dtype") is torch.int64 and not node.meta.get("mutates"):
         made.meta = dict(node.meta)

@@ -115,6 +115,7 @@ class Recorder:
                          no_grad=not torch.is_grad_enabled())
         for tensor in flatten(result):
             check_dtype(tensor, self)
+        node.meta["dtypes"] = tuple(tensor.dtype for tensor in flatten(result))
         if isinstance(result, torch.Tensor):
             self.bind(result, node)
         elif isinstance(result, (tuple, list)):

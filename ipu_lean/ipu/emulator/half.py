@@ -1,0 +1,129 @@
+"""float16 as an IPU computes it: each op in float32 on float16 values, its result rounded once, to nearest or stochastically.
+
+The same holds backwards: a gradient that leaves an op towards a float16 tensor is rounded. Products therefore have float32
+partials, whatever `setPartialsType` says. Numbers beyond 65504 become infinite.
+"""
+from __future__ import annotations
+
+import contextlib
+from typing import Any, Callable, Dict, Iterator, Optional, Sequence, Tuple
+
+import torch
+
+from .structures import map_tensors
+
+_SMALLEST_NORMAL, _SUBNORMAL_STEP = 2.0 ** -14, 2.0 ** -24
+_stochastic = [False]
+
+
+@contextlib.contextmanager
+def rounding(stochastic: bool) -> Iterator[None]:
+    """How results are rounded inside the block (Options.Precision.enableStochasticRounding)."""
+    _stochastic.append(stochastic)
+    try:
+        yield
+    finally:
+        _stochastic.pop()
+
+
+def round_half(x: torch.Tensor) -> torch.Tensor:
+    """float32 -> float16, to nearest even, or up or down with the probability that keeps the mean.
+
+    A float16 that arrives as float32 is returned unchanged either way.
+    """
+    if not _stochastic[-1]:
+        return x.half()
+    x = x.detach()
+    noise = torch.randint(0, 1 << 13, x.shape, dtype=torch.int32)  # float32 has 13 fraction bits more
+    normal = ((x.contiguous().view(torch.int32) + noise) & ~((1 << 13) - 1)).view(torch.float32)
+    subnormal = torch.floor(x / _SUBNORMAL_STEP + noise.float() / (1 << 13)) * _SUBNORMAL_STEP
+    rounded = torch.where(x.abs() < _SMALLEST_NORMAL, subnormal, normal)
+    return torch.where(torch.isfinite(x), rounded, x).half()
+
+
+class _ToHalf(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        return round_half(x)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
+        return gradient.float()
+
+
+class _ToFloat(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        return x.float()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
+        return round_half(gradient)
+
+
+def to_half(x: torch.Tensor, **_: Any) -> torch.Tensor:
+    """A conversion to float16 in the graph."""
+    return _ToHalf.apply(x)
+
+
+def to_float(x: torch.Tensor, **_: Any) -> torch.Tensor:
+    """A conversion from float16 to float32 in the graph."""
+    return _ToFloat.apply(x)
+
+
+class HalfOp:
+    """An op of the graph with float16 among its inputs or results.
+
+    Args:
+        target: the op. dtypes: the traced type of each result. mutated: positions of arguments that it writes into.
+    """
+
+    def __init__(self, target: Callable[..., Any], dtypes: Sequence[Optional[torch.dtype]], mutated: Sequence[int]) -> None:
+        self.target, self.dtypes, self.mutated = target, tuple(dtypes), tuple(mutated)
+        self.__name__ = self.__qualname__ = "half_" + getattr(target, "__name__", "op").replace(".", "_")
+        self.__module__ = __name__
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        wide = map_tensors(tuple(_types(item) for item in args), _widen)
+        result = self.target(*wide, **map_tensors({key: _types(value) for key, value in kwargs.items()}, _widen))
+        for position in self.mutated:
+            if args[position].dtype == torch.float16:
+                args[position].copy_(to_half(wide[position]))
+        if self.mutated and isinstance(result, torch.Tensor):
+            return args[self.mutated[0]]
+        types = iter(self.dtypes)
+        return map_tensors(result, lambda tensor: _narrow(tensor, next(types)))
+
+
+def _widen(tensor: torch.Tensor) -> torch.Tensor:
+    return to_float(tensor) if tensor.dtype == torch.float16 else tensor
+
+
+def _narrow(tensor: torch.Tensor, dtype: Optional[torch.dtype]) -> torch.Tensor:
+    return to_half(tensor) if dtype == torch.float16 and tensor.dtype == torch.float32 else tensor
+
+
+def _types(item: Any) -> Any:
+    return torch.float32 if item is torch.float16 else item
+
+
+def wrap(target: Callable[..., Any], name: str, args: Tuple[Any, ...], kwargs: Dict[str, Any], meta: Dict[str, Any],
+         inputs: Sequence[Any]) -> Callable[..., Any]:
+    """The callable to replay for a node: `target` itself unless float16 takes part. `inputs` are the nodes it reads."""
+    dtypes = meta.get("dtypes", ())
+    read = [node.meta.get("dtype") for node in inputs]
+    if torch.float16 not in (*dtypes, *read) or not inputs:
+        return target
+    writes = meta.get("mutates", set())
+    shared = any(node.meta.get("groups", set()) & meta.get("groups", set()) for node in inputs)
+    if shared and not writes:
+        return target  # a view: the bits stay where they are
+    if name == "_to_copy":
+        if read[0] == dtypes[0]:
+            return target
+        return to_half if dtypes[0] == torch.float16 and read[0] == torch.float32 else (
+            to_float if dtypes[0] == torch.float32 else target)
+    groups = [getattr(item, "meta", {}).get("groups", set()) for item in args]
+    positions = [index for index, group in enumerate(groups) if group & writes]
+    return HalfOp(target, dtypes, positions)
+
