@@ -29,8 +29,11 @@ _FREED = (
 
 
 def recording_needed() -> bool:
-    """Whether a backward pass can follow this call; without one nothing is recorded."""
-    return torch.is_grad_enabled()
+    """Whether a backward pass can follow this call; without one nothing is recorded.
+
+    Inside `torch.func` transforms (grad, vjp, vmap) neither: they allow no saved-tensor hooks, so a stack runs as with `store`.
+    """
+    return torch.is_grad_enabled() and not torch._C._are_functorch_transforms_active()
 
 
 def without_dynamo(function: Callable[..., Any]) -> Callable[..., Any]:

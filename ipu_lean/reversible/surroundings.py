@@ -1,4 +1,4 @@
-"""What a branch sees besides its inputs: random number generators, autocast and its own buffers.
+"""What a branch sees besides its inputs: random number generators, autocast, its parameters and its buffers.
 
 A second run of a branch equals the first only in the same surroundings, and must leave no trace in them: the generators and the
 buffers (BatchNorm's statistics, counters) stand afterwards where they stood before.
@@ -6,7 +6,7 @@ buffers (BatchNorm's statistics, counters) stand afterwards where they stood bef
 from __future__ import annotations
 
 import contextlib
-from typing import Any, ContextManager, Iterator, List, Optional, Sequence, Set, Tuple
+from typing import Any, ContextManager, Dict, Iterator, List, Optional, Sequence, Set, Tuple
 from weakref import WeakKeyDictionary
 
 import torch
@@ -17,8 +17,10 @@ from ipu_lean._compat import autocast_state
 Rng = List[Tuple[torch.device, Tensor]]
 Autocast = Tuple[Any, ...]
 Entry = Tuple[int, nn.Module, str, Tensor, int, Optional[Tensor]]
+Member = Tuple[Dict[str, Any], str, Any]
 Changed = Tuple[nn.Module, str, Optional[Tensor]]
 _CPU = torch.device("cpu")
+_PLAIN = (Tensor, nn.Parameter)  # so not the DTensors of FSDP 2
 _NOTHING = contextlib.nullcontext()
 
 
@@ -62,14 +64,42 @@ def cast_cache(enabled: bool) -> Iterator[None]:
 _CHANGING: WeakKeyDictionary = WeakKeyDictionary()
 
 
-def _with_buffers(top: nn.Module) -> Iterator[nn.Module]:
-    """The modules in `top` that have buffers; much quicker than `top.modules()`, which matters in small models."""
+def _inside(top: nn.Module) -> Iterator[nn.Module]:
+    """The modules in `top`; much quicker than `top.modules()`, which matters in small models."""
     stack = [top]
     while stack:
         module = stack.pop()
-        if module._buffers:
-            yield module
-        stack.extend(child for child in module._modules.values() if child is not None)
+        yield module
+        if module._modules:
+            stack.extend(child for child in module._modules.values() if child is not None)
+
+
+class Members:
+    """The tensors that are the parameters and buffers of some modules during a run.
+
+    `torch.func.functional_call` and assignments to a module's attribute put others in their place before the backward pass comes;
+    the second run gets the ones of the first. What FSDP exchanges (shards and views of them) is its own business and left alone.
+    """
+
+    __slots__ = ("_entries",)
+
+    def __init__(self, modules: Sequence[nn.Module]) -> None:
+        self._entries: List[Member] = []
+        for top in modules:
+            for module in _inside(top):
+                if module._parameters and not getattr(module, "_is_fsdp_managed_module", False):
+                    self._entries += [(module._parameters, *item) for item in module._parameters.items()]
+                if module._buffers:
+                    self._entries += [(module._buffers, *item) for item in module._buffers.items()]
+
+    def moved(self) -> List[Member]:
+        """(dictionary, name, tensor of the run) where another plain tensor is in place now."""
+        found = []
+        for where, name, tensor in self._entries:
+            now = where.get(name)
+            if now is not tensor and type(now) in _PLAIN and type(tensor) in _PLAIN:
+                found.append((where, name, tensor))
+        return found
 
 
 class Buffers:
@@ -86,7 +116,9 @@ class Buffers:
         self._modules, self._modes = modules, [top.training for top in modules]
         self._entries: List[Entry] = []
         for place, top in enumerate(modules):
-            for module in _with_buffers(top):
+            for module in _inside(top):
+                if not module._buffers:
+                    continue
                 suspects: Optional[Set[Tuple[int, str]]] = _CHANGING.get(top, {}).get(top.training)
                 for name, buffer in module._buffers.items():
                     if buffer is not None:
@@ -113,11 +145,12 @@ class Buffers:
 class Surroundings:
     """Those of one recorded run. Make it before the run, call `settle` right after it, use `replayed` around the second run."""
 
-    __slots__ = ("_autocast", "_rng", "_device", "_buffers", "_changed")
+    __slots__ = ("_autocast", "_rng", "_device", "_members", "_buffers", "_changed")
 
     def __init__(self, modules: Sequence[nn.Module], device: torch.device) -> None:
         self._device = device
         self._autocast = current_autocast(device)
+        self._members = Members(modules)
         self._buffers: Optional[Buffers] = Buffers(modules)
         self._changed: List[Changed] = []
         self._rng: Optional[Rng] = rng_state(device)
@@ -133,16 +166,19 @@ class Surroundings:
 
     def replayed(self) -> ContextManager[None]:
         """The surroundings of the recorded run; on leaving, those outside are back."""
-        now = current_autocast(self._device)
-        if self._rng is None and not self._changed and now == self._autocast:
+        now, moved = current_autocast(self._device), self._members.moved()
+        if self._rng is None and not self._changed and not moved and now == self._autocast:
             return _NOTHING
-        return self._replayed(now)
+        return self._replayed(now, moved)
 
     @contextlib.contextmanager
-    def _replayed(self, now: Autocast) -> Iterator[None]:
+    def _replayed(self, now: Autocast, moved: List[Member]) -> Iterator[None]:
         outside = rng_state(self._device) if self._rng is not None else None
-        current = [(module, name, module._buffers[name]) for module, name, _ in self._changed]
+        current = [(module._buffers, name, module._buffers[name]) for module, name, _ in self._changed]
+        current += [(where, name, where.get(name)) for where, name, _ in moved]
         try:
+            for where, name, tensor in moved:
+                where[name] = tensor
             for module, name, value in self._changed:
                 value = module._buffers[name] if value is None else value
                 module._buffers[name] = None if value is None else value.clone()
@@ -155,8 +191,8 @@ class Surroundings:
         finally:
             if outside is not None:
                 set_rng_state(outside)
-            for module, name, buffer in current:
-                module._buffers[name] = buffer
+            for where, name, tensor in current:
+                where[name] = tensor
 
     def _enter_autocast(self, entered: contextlib.ExitStack) -> None:
         cache, *kinds = self._autocast

@@ -272,3 +272,54 @@ def test_outside_a_recorded_run():
     assert remember(lambda: 5) == 5 and not recomputing()
     with torch.no_grad():
         assert reversible("invert", make=lambda: Router(True))(data()) is not None
+
+
+@pytest.mark.parametrize("engine", RECOMPUTING)
+def test_functional_call(engine):
+    """The second run comes when the parameters of `functional_call` have left the module again."""
+    from torch.func import functional_call
+
+    def run(engine):
+        stack = reversible(engine, dropout=0.2, make=Drifting).eval()
+        generator = torch.Generator().manual_seed(8)
+        weights = {
+            name: (p.detach() + 0.1 * torch.randn(p.shape, generator=generator, dtype=p.dtype)).requires_grad_()
+            for name, p in stack.named_parameters()
+        }
+        torch.manual_seed(7)
+        members = {name: w * 1.5 for name, w in weights.items()}
+        members.update({name: b + 0.5 for name, b in stack.named_buffers()})
+        loss = loss_of(functional_call(stack, members, (data(),)))
+        loss.backward()
+        assert all(p.grad is None for p in stack.parameters())
+        return {name: w.grad for name, w in weights.items()}
+
+    reference = run("store")
+    assert_same(reference, run(engine), 1e-10)
+    own = gradients(reversible("store", dropout=0.2, make=Drifting).eval())
+    assert error(reference["blocks.0.branches.1.linear.weight"], own["blocks.0.branches.1.linear.weight"]) > 1e-2
+
+
+@pytest.mark.parametrize("engine", RECOMPUTING)
+def test_parameters_replaced_before_the_backward_pass(engine):
+    stack = reversible(engine)
+    old = dict(stack.named_parameters())
+    loss = loss_of(stack(data()))
+    for block in stack.blocks:
+        block.branches[1].down.weight = nn.Parameter(torch.zeros_like(block.branches[1].down.weight))
+    loss.backward()
+    found = {name: p.grad for name, p in old.items()}
+    assert_same(gradients(reversible("store"), data()), found, 1e-10)
+    assert all(block.branches[1].down.weight.norm() == 0 for block in stack.blocks)
+
+
+@pytest.mark.parametrize("engine", RECOMPUTING)
+def test_torch_func_runs_as_store(engine):
+    from torch.func import functional_call, grad, vmap
+
+    stack = reversible(engine).eval()
+    weights = {name: p.detach() for name, p in stack.named_parameters()}
+    found = grad(lambda w: loss_of(functional_call(stack, w, (data(),))))(weights)
+    assert_same(gradients(reversible("store").eval(), data()), found, 1e-10)
+    batch = torch.stack([data(seed=seed) for seed in range(3)])
+    assert torch.allclose(vmap(stack)(batch), torch.stack([stack(x) for x in batch]), atol=1e-12)
