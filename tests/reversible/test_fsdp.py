@@ -1,4 +1,4 @@
-"""FullyShardedDataParallel over two gloo processes, around the stack, each block or each branch: gradients are the ranks' mean."""
+"""FSDP over two gloo processes, around the stack, each block or each branch: gradients are the mean over the ranks."""
 from __future__ import annotations
 
 import pytest
