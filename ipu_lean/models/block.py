@@ -86,6 +86,13 @@ def make_blocks(spec: GPTSpec, layers: Sequence[Layer]) -> List[nn.Module]:
     per_block = 2 if spec.order == "aaff" else 1
     if len(layers) % per_block:
         raise ConfigError("order aaff joins two layers in a block, so the depth is even", key="model.depth", value=spec.depth)
+    if per_block == 2 and len({id(layer[0]) for layer in layers}) < len(layers) and spec.num_inner_groups % 2:
+        raise ConfigError(
+            "order aaff joins two layers in a block, so groups that are visited more than once hold an even number of layers",
+            key="model.num_inner_groups",
+            value=spec.num_inner_groups,
+            suggestion="use 2, or order attn-ffn",
+        )
     made: Dict[Tuple[int, ...], nn.Module] = {}
     blocks = []
     for first in range(0, len(layers), per_block):
