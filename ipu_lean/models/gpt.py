@@ -68,7 +68,7 @@ class Embed(nn.Module):
             )
         h = self.token(tokens)
         if self.position is not None:
-            h = h + self.position(length, start)
+            h = h + self.position(h, start)
         if self.mult != 1.0:
             h = h * self.mult
         return F.dropout(h, self.dropout, self.training) if self.dropout else h

@@ -15,6 +15,7 @@ from ipu_lean.nn.attention.cache import KVCache
 from ipu_lean.nn.fc import FCLayer
 from ipu_lean.nn.positions.rotary import Rotary, rotate
 from ipu_lean.nn.precision import as_matmul_input
+from ipu_lean.nn.transforms import transformed
 
 IMPLEMENTATIONS = ("explicit", "fused", "torch")
 
@@ -88,7 +89,9 @@ class CausalSelfAttention(nn.Module):
         plain = mask is None and not (self.training and self.attention_dropout > 0)
         if self.implementation == "fused" and plain and blockwise.applies(q, k):
             return blockwise.blockwise_attention(q, k, v, self.scale)
-        attend = self._explicit if self.implementation == "explicit" else self._by_torch
+        # torch's kernel on CPU has no batching rule: vmap would run it in a loop.
+        written_out = self.implementation == "explicit" or (q.device.type == "cpu" and transformed(q))
+        attend = self._explicit if written_out else self._by_torch
         return attend(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), mask).transpose(1, 2)
 
     def _split(self, x: torch.Tensor) -> torch.Tensor:

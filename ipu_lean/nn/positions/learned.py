@@ -14,8 +14,9 @@ class LearnedPositions(Embedding):
     def __init__(self, seq: int, width: int, std: float = 0.1) -> None:
         super().__init__(seq, width, std)
 
-    def forward(self, length: int, start: int = 0) -> torch.Tensor:  # type: ignore[override]
-        """`[length, width]`."""
+    def forward(self, like: torch.Tensor, start: int = 0) -> torch.Tensor:  # type: ignore[override]
+        """`[length, width]` for `like` of shape `[batch, length, width]`."""
+        length = like.shape[1]
         if start + length > self.num_embeddings:
             raise ConfigError(
                 f"position {start + length - 1} lies beyond the context of {self.num_embeddings} tokens",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Dict, Optional
+from typing import Dict
 
 import torch
 
@@ -33,10 +33,10 @@ class SinusoidalPositions(PositionTable):
         angle = torch.arange(self.seq, dtype=torch.float64, device="cpu")[:, None] * rates
         return {"table": torch.cat([angle.sin(), angle.cos()], -1) * (self.rms * 2**0.5)}
 
-    def forward(self, length: int, start: int = 0, device: Optional[torch.device] = None) -> torch.Tensor:
-        """`[length, width]`, on `device` if the table was left on `meta` by `load_state_dict(assign=True)`."""
-        if device is not None:
-            self._ready(device)
+    def forward(self, like: torch.Tensor, start: int = 0) -> torch.Tensor:
+        """`[length, width]` for `like` of shape `[batch, length, width]`."""
+        self._ready(like.device)
+        length = like.shape[1]
         if start + length > self.seq:
             raise ConfigError(
                 f"position {start + length - 1} lies beyond the context of {self.seq} tokens", key="model.seq", value=self.seq
