@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from types import MethodType
-from typing import Any, Dict, List, Optional
+from typing import Any, Dict, List, Optional, Tuple
 
 import torch
 from torch import nn
@@ -11,6 +11,7 @@ from torch import nn
 from . import enums, machine, optim, optimconvert, wrapping
 from .errors import createPoptorchError
 from .executable import Executable
+from .log import logger
 from .options import Options
 
 NOT_COMPILED = "Model has not been compiled or has been destroyed."
@@ -31,6 +32,7 @@ class DeviceState:
     _dirty_host_weights: bool
     _host_weights_version: int
     _ipus: int
+    _remembered: Dict[str, Tuple[torch.Tensor, torch.Tensor]]
 
     def isCompiled(self) -> bool:
         return self._executable is not None
@@ -48,6 +50,24 @@ class DeviceState:
             raise createPoptorchError(NOT_COMPILED)
         return self._executable
 
+    def _remember_host(self) -> None:
+        """Keep the host's numbers as they are after a copy: what differs later was edited."""
+        plain = {name: tensor.detach().as_subclass(torch.Tensor) for name, tensor in self._host().items()}
+        self._remembered = {name: (tensor, tensor.clone()) for name, tensor in plain.items()}
+
+    def edited_host_weights(self) -> List[str]:
+        """Names of host tensors that were edited since the last copy, in either direction. PopTorch has no such method: there the
+        edits are lost without a word (facts of _poplar_executor.py:555-598)."""
+        return [name for name, (now, before) in self._remembered.items() if not torch.equal(now, before)]
+
+    def _warn_of_edits(self) -> None:
+        edited = self.edited_host_weights()
+        if edited:
+            logger.warning("host weights were edited, but the device does not have the edits and will overwrite them: %s. Call "
+                           "copyWeightsToDevice() after an edit", ", ".join(edited))
+            for name in edited:
+                self._remembered[name][1].copy_(self._remembered[name][0])
+
     def copyWeightsToHostIfNeeded(self) -> bool:
         """True if the host's weights were out of date and have been copied."""
         if not self._dirty_host_weights:
@@ -61,6 +81,7 @@ class DeviceState:
         self._dirty_host_weights = False
         executable.store(self._host())
         self._host_weights_version += 1
+        self._remember_host()
 
     def copyWeightsToDevice(self) -> None:
         """Host to device. Progress that was not copied to the host is lost. Error before compilation."""
@@ -69,6 +90,7 @@ class DeviceState:
         if isinstance(self._optimizer, optim.Optimizer):
             self._optimizer.state_dict()
         executable.load(self._host())
+        self._remember_host()
 
     def copyNamedBuffersToDevice(self) -> None:
         """Only the buffers named by Options.updatableNamedBuffers; Error when there are none."""
@@ -144,6 +166,7 @@ class DeviceState:
     def _on_attach(self) -> None:
         executable = self._require_compiled()
         executable.load(self._host())
+        self._remember_host()
         optimizer = self._optimizer
         if isinstance(optimizer, optim.Optimizer):
             optimizer.ipu_state_is_dirty = optimizer.has_state()

@@ -9,6 +9,8 @@ from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
 import torch
 
 from . import enums, update
+from .anchors import Anchors
+from .anchors import names as anchor_names
 from .errors import Error
 from .half import rounding
 from .optimconvert import Converted
@@ -89,15 +91,21 @@ class Executable:
                 host[name].copy_(value.detach())
 
     # -- a call ----------------------------------------------------------------------------------------------------------
-    def run(self, inputs: Sequence[torch.Tensor], kept: Outputs) -> None:
+    def anchors(self) -> Anchors:
+        """A collector for one call; Error for an anchored name that is not in the graph."""
+        known = anchor_names(self.trainable, [*self.trace.parameters, *self.trace.buffers])
+        return Anchors(self.options, known, self.plan.iterations, self.plan.accumulation, self.plan.replicas)
+
+    def run(self, inputs: Sequence[torch.Tensor], kept: Outputs, anchors: Anchors) -> None:
         """One call of the executor: all device iterations. `inputs` are the host's whole tensors."""
         pieces = [_split(tensor, self.plan.micro_batches) for tensor in inputs]
         with rounding(bool(self.options._popart.options.get("enableStochasticRounding"))):
             for iteration in range(self.plan.iterations):
                 if self.training:
-                    self._train(iteration, pieces, kept)
+                    self._train(iteration, pieces, kept, anchors)
                 else:
                     self._infer(iteration, pieces, kept)
+                anchors.updated({**self.parameters, **self.buffers[0]})
 
     @torch.no_grad()
     def _infer(self, iteration: int, pieces: List[List[torch.Tensor]], kept: Outputs) -> None:
@@ -111,11 +119,11 @@ class Executable:
         return self.graph(*[self.parameters[name] for name in self.trace.parameters],
                           *[buffers[name] for name in self.trace.buffers], *batch)
 
-    def _train(self, iteration: int, pieces: List[List[torch.Tensor]], kept: Outputs) -> None:
+    def _train(self, iteration: int, pieces: List[List[torch.Tensor]], kept: Outputs, anchors: Anchors) -> None:
         """Accumulate the micro-batches' gradients from the marked loss and step once (options.py:278-305)."""
         assert self.optimizer is not None
         scale = self.loss_scaling()
-        gathered = update.Accumulator(self.parameters, self.trainable, self.optimizer, self.options)
+        gathered = update.Accumulator(self.parameters, self.trainable, self.optimizer, self.options, anchors.gradients)
         for step in range(self.plan.accumulation):
             for replica in range(self.plan.replicas):
                 with torch.enable_grad():
@@ -124,7 +132,7 @@ class Executable:
                     if loss.requires_grad:
                         loss.backward(torch.full_like(loss, scale))
                     del loss, outputs
-                gathered.collect()
+                anchors.micro_batch(gathered.collect(), self.parameters, replica)
         gradients = gathered.result(scale)
         values = {name: self.values_of(name) for name in gradients}
         update.apply(self.parameters, gradients, self.state, self.optimizer, values)

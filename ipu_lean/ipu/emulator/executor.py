@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from . import enums, machine, optim, optimconvert, rng, wrapping
+from .anchors import names as anchor_names
 from .args import ArgsParser, Arguments, micro_batch
 from .checks import ipu_count, rounded
 from .devicestate import DeviceState
@@ -46,6 +47,7 @@ class PoplarExecutor(DeviceState, Latencies):
         self._is_attached = False
         self._dirty_host_weights = False
         self._host_weights_version = 0
+        self._remembered: Dict[str, Tuple[torch.Tensor, torch.Tensor]] = {}
         self._optimizer: Optional[torch.optim.Optimizer] = None
         self._converted: Optional[optimconvert.Converted] = None
         self._anchors: Dict[str, torch.Tensor] = {}
@@ -97,8 +99,8 @@ class PoplarExecutor(DeviceState, Latencies):
     def getTensorNames(self) -> List[str]:
         """Names that `Options.anchorTensor` can ask for; AssertionError before compilation."""
         assert self._executable is not None, "Model must be compiled before calling getTensorNames"
-        names = [*self._executable.trace.parameters, *self._executable.trace.buffers]
-        return names + ["Gradient___" + name for name in self._executable.trainable]
+        traced = self._executable.trace
+        return anchor_names(self._executable.trainable, [*traced.parameters, *traced.buffers])
 
     def getAnchoredTensor(self, short_name: str) -> torch.Tensor:
         assert short_name in self._anchors, f"No tensor with name {short_name} found."
@@ -117,8 +119,6 @@ class PoplarExecutor(DeviceState, Latencies):
         start = time.time()
         if self.per_replica_params:
             raise createPoptorchError(f"replicaGrouping of weights is not emulated: {sorted(self.per_replica_params)}")
-        if self._options.anchored_tensors:
-            raise createPoptorchError(f"anchored tensors are not emulated: {sorted(self._options.anchored_tensors)}")
         for tensor in given.tensors():
             if tensor.requires_grad:
                 logger.warning("Input tensor has requires_grad=True set; it is detached")
@@ -133,6 +133,7 @@ class PoplarExecutor(DeviceState, Latencies):
         groups = self._groups(host) if self._training else []
         self._trace, self._compiled_for = traced, given.map(lambda tensor: torch.empty_like(tensor, device="meta"))
         executable = Executable(traced, self._options, self._training, host, self._converted, groups)
+        executable.anchors()
         ipus = ipu_count(traced.live, self._options)
         self._ipus = rounded(ipus) if self._options.auto_round_num_ipus else ipus
         if self._options.connection_type != enums.ConnectionType.Never:
@@ -163,6 +164,7 @@ class PoplarExecutor(DeviceState, Latencies):
         if not self._training:
             self._follow_training_weights()
         self._compiled_for.match(given)  # type: ignore[union-attr]
+        self._warn_of_edits()
         self._write_optimizer_state()
         result = self._run([tensor.detach() for tensor in given.tensors()])
         if self._training:
@@ -182,8 +184,10 @@ class PoplarExecutor(DeviceState, Latencies):
         constant = [bool(node.meta.get("constant")) for node in executable.outputs]
         kept = Outputs(options.output_mode, options.output_return_period, executable.plan.replicas,
                        executable.plan.iterations * executable.plan.accumulation, constant)
+        anchors = executable.anchors()
         with self._rng:
-            executable.run(inputs, kept)
+            executable.run(inputs, kept, anchors)
+        self._anchors = anchors.result()
         times.append(time.perf_counter())
         made = iter(kept.result())
         values = [next(made) if node is not None else tensor

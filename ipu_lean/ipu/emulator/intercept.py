@@ -85,10 +85,19 @@ class FunctionMode(TorchFunctionMode):
             tensor = args[0] if args else kwargs["tensor"]
             return composite(recorder, kernels.one_hot, (tensor, classes), {}, name="aten::one_hot",
                              shape=lambda x, n: torch.empty((*x.shape, n), dtype=x.dtype, device=META))
+        if func in (torch.Tensor.__getitem__, torch.Tensor.__setitem__):
+            return func(args[0], _index(args[1]), *args[2:])
         if func is torch.Tensor.new_tensor:
             data = args[1] if len(args) > 1 else kwargs["data"]
             return recorder.constant(torch.as_tensor(data, dtype=kwargs.get("dtype", args[0].dtype)))
         return func(*args, **kwargs)
+
+
+def _index(index: Any) -> Any:
+    """Lists in an index become constants of the graph; torch would make a tensor without values of them."""
+    if isinstance(index, tuple):
+        return tuple(_index(item) for item in index)
+    return torch.tensor(index) if isinstance(index, list) else index
 
 
 @contextlib.contextmanager

@@ -18,12 +18,14 @@ class Accumulator:
 
     float32 gradients add up where autograd puts them. float16 ones are moved after each micro-batch into an accumulator of the
     optimizer's `accum_type`; a float16 accumulator holds the running mean, since a sum would overflow (MeanReductionStrategy).
+    `apart` asks for each micro-batch's gradients as they are.
     """
 
-    def __init__(self, parameters: Dict[str, torch.Tensor], trainable: List[str], optimizer: Converted, options: Options) -> None:
+    def __init__(self, parameters: Dict[str, torch.Tensor], trainable: List[str], optimizer: Converted, options: Options,
+                 apart: bool = False) -> None:
         self._parameters = {name: parameters[name] for name in trainable}
         self._narrow = optimizer.attributes.get("accum_type") == torch.float16
-        self._moved = self._narrow or any(p.dtype == torch.float16 for p in self._parameters.values())
+        self._moved = apart or self._narrow or any(p.dtype == torch.float16 for p in self._parameters.values())
         self._mean = options.Training.accumulation_and_replication_reduction_type == enums.ReductionType.Mean
         self._running = self._narrow and self._mean
         self._held: Dict[str, torch.Tensor] = {}
@@ -32,18 +34,21 @@ class Accumulator:
             parameter.grad = None
 
     @torch.no_grad()
-    def collect(self) -> None:
-        """Take in one micro-batch's gradients."""
+    def collect(self) -> Dict[str, torch.Tensor]:
+        """Take in one micro-batch's gradients, and return them if they are kept apart."""
         self._count += 1
+        seen: Dict[str, torch.Tensor] = {}
         if not self._moved:
-            return
+            return seen
         for name, parameter in self._parameters.items():
             gradient, parameter.grad = parameter.grad, None
             if gradient is not None:
+                seen[name] = gradient
                 self._held[name] = self._add(self._held.get(name), gradient)
+        return seen
 
     def _add(self, held: Any, gradient: torch.Tensor) -> torch.Tensor:
-        total = gradient.float()
+        total = gradient.float().clone() if gradient.dtype == torch.float32 else gradient.float()
         if held is not None:
             share = 1.0 / self._count if self._running else 1.0
             total = held.float() * (1.0 - share if self._running else 1.0) + total * share

@@ -8,7 +8,7 @@ import copy
 from typing import Any, Callable, Dict, Optional, Tuple
 
 import torch
-from torch import nn
+from torch import fx, nn
 
 from .options import Options
 from .structures import flatten, map_tensors
@@ -42,7 +42,7 @@ def gradient_gaps(model: nn.Module, args: Tuple[Any, ...], kwargs: Optional[Dict
     python = loss_of(twin(*double[0], **double[1]))
     expected = torch.autograd.grad(python, [tensors[name] for name in trainable], allow_unused=True)
     torch.manual_seed(seed)
-    compiled = traced.compiled().double()
+    compiled = _in_double(traced.compiled())
     loss, _ = compiled(*[tensors[name] for name in traced.parameters], *[buffers[name] for name in traced.buffers],
                        *flatten(map_tensors((args, kwargs), _double)))
     found = torch.autograd.grad(loss, [tensors[name] for name in trainable], allow_unused=True)
@@ -51,6 +51,15 @@ def gradient_gaps(model: nn.Module, args: Tuple[Any, ...], kwargs: Optional[Dict
 
 def _double(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.detach().double() if tensor.is_floating_point() else tensor.detach().clone()
+
+
+def _in_double(module: fx.GraphModule) -> fx.GraphModule:
+    """The graph's own float32 (constants, factories, casts) as float64."""
+    for node in module.graph.nodes:
+        node.args = fx.node.map_aggregate(node.args, lambda item: torch.float64 if item is torch.float32 else item)
+        node.kwargs = fx.node.map_aggregate(node.kwargs, lambda item: torch.float64 if item is torch.float32 else item)
+    module.recompile()
+    return module.double()
 
 
 def _gap(expected: Optional[torch.Tensor], found: Optional[torch.Tensor]) -> float:

@@ -87,6 +87,7 @@ def test_parameters_lose_their_attributes_while_tracing() -> None:
     executor.destroy()
 
 
+@pytest.mark.filterwarnings("ignore:Converting a tensor with requires_grad")
 @pytest.mark.parametrize("read", [lambda h: h * h.sum().item(), lambda h: h if h.sum() > 0 else -h, lambda h: h * float(h[0, 0]),
                                   lambda h: h + h.sum().tolist(), lambda h: h.cpu(), lambda h: (str(h), h)[1],
                                   lambda h: h + torch.from_numpy(h.detach().numpy())])

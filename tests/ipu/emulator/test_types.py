@@ -16,6 +16,7 @@ from .test_trace import Step, compile_step
 pytestmark = pytest.mark.pod
 
 
+@pytest.mark.filterwarnings("ignore:Complex modules")
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.complex64])
 def test_types_that_the_ipu_lacks(dtype: torch.dtype) -> None:
     """dispatch_tracer/Tensor.cpp:47-68."""
