@@ -6,7 +6,7 @@ Our own bugs are not in here: they are assertions and show a traceback.
 from __future__ import annotations
 
 import difflib
-from typing import Any, Iterable, Optional
+from typing import Any, Dict, Iterable, Optional
 
 
 class IpuLeanError(Exception):
@@ -32,9 +32,13 @@ class EnvironmentProblem(IpuLeanError):
 
 
 class VerdictFailed(IpuLeanError):
-    """A check ran to its end and its answer is no (parity, coordinate check, plan, …)."""
+    """A check ran to its end and its answer is no (parity, coordinate check, plan, …). `summary`: what `--json` prints."""
 
     exit_code = 4
+
+    def __init__(self, text: str, summary: Optional[Dict[str, Any]] = None) -> None:
+        super().__init__(text)
+        self.summary = summary
 
 
 class Interrupted(IpuLeanError):
