@@ -36,7 +36,8 @@ def worker(rank, path):
     distributed.init_process_group("gloo", init_method=f"file://{path}/meet", rank=rank, world_size=2)
     for tied in (True, False):
         model = Model(tied)
-        DistributedDataParallel(model, find_unused_parameters=True)(tokens_of(rank)).backward()
+        wrapped = DistributedDataParallel(model, find_unused_parameters=True)  # it must outlive its backward pass
+        wrapped(tokens_of(rank)).backward()
         if rank == 0:
             torch.save(gradients(model), os.path.join(path, f"gradients-{tied}"))
     distributed.barrier()
