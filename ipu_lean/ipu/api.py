@@ -1,4 +1,4 @@
-"""The one place that imports PopTorch. Everything else is handed the module: the real one, or the emulator with the same names."""
+"""The one place that imports PopTorch. Everything else is handed the module: the real one, or the emulator by the same names."""
 
 from __future__ import annotations
 

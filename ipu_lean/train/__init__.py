@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ipu_lean.train.checkpoint import CheckpointStore, Snapshot
 from ipu_lean.train.commands import run_resume, run_train
-from ipu_lean.train.engines import Engine, StepResult, TorchEngine
+from ipu_lean.train.engines import Engine, PopTorchEngine, StepResult, TorchEngine, make_engine
 from ipu_lean.train.generate import generate_ids
 from ipu_lean.train.progress import Reporter
 from ipu_lean.train.reuse import run_eval, run_generate
@@ -14,6 +14,7 @@ from ipu_lean.train.world import World
 __all__ = [
     "CheckpointStore",
     "Engine",
+    "PopTorchEngine",
     "Reporter",
     "RunDirectory",
     "Snapshot",
@@ -21,6 +22,7 @@ __all__ = [
     "TorchEngine",
     "World",
     "generate_ids",
+    "make_engine",
     "run_eval",
     "run_generate",
     "run_resume",

@@ -9,10 +9,11 @@ import shutil
 import sys
 import time
 from pathlib import Path
-from typing import Any, Callable, Dict, Optional, Sequence
+from typing import Any, Callable, Dict, List, Optional, Sequence
 
 from ipu_lean.config import Config, Loaded, config_hash, dump_config, require_device
 from ipu_lean.errors import ConfigError, EnvironmentProblem, Interrupted, IpuLeanError
+from ipu_lean.train.engines.protocol import DeviceFailure
 from ipu_lean.train.files import write_atomic
 from ipu_lean.train.finish import finish
 from ipu_lean.train.loggers import check_loggers
@@ -82,6 +83,26 @@ def run_resume(run_dir: str, overrides: Sequence[str] = (), report: Optional[Rep
 
 
 def _train(command: str, config: Config, report: Reporter, take_run: Callable[[Session], RunDirectory]) -> Summary:
+    """One attempt, and a second one from the last checkpoint if the device failed in a way that a restart may mend."""
+    runs: List[RunDirectory] = []
+
+    def take(session: Session) -> RunDirectory:
+        runs[:] = [take_run(session)]
+        return runs[0]
+
+    def take_again(session: Session) -> RunDirectory:
+        session.run = RunDirectory.open(str(runs[0].path))
+        session.prepare()
+        return session.run
+
+    try:
+        return _attempt(command, config, report, take)
+    except DeviceFailure as failure:
+        report.warn(f"warning: {failure} Starting again, once, from the last checkpoint.")
+        return _attempt(command, config, report, take_again)
+
+
+def _attempt(command: str, config: Config, report: Reporter, take_run: Callable[[Session], RunDirectory]) -> Summary:
     """Check the machine, launch, train, write the summary whatever happens."""
     require_device(config)
     check_precision(config)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from typing import Any, Dict, Mapping, Optional
+from typing import Any, Dict, Iterator, List, Mapping, Optional
 
 import numpy as np
 
 from ipu_lean.config import Config
 from ipu_lean.data import IGNORED, TokenFile, eval_batches
-from ipu_lean.train.engines.protocol import Engine
+from ipu_lean.train.engines.protocol import Batch, Engine
 from ipu_lean.train.world import World
 
 Metrics = Dict[str, Any]
@@ -18,18 +18,16 @@ Metrics = Dict[str, Any]
 def evaluate_set(engine: Engine, tokens: TokenFile, config: Config, world: World, limit: Optional[int] = None) -> Metrics:
     """{loss, accuracy, perplexity, tokens} of one set.
 
-    Micro-batches are dealt to the processes in turn; a process that gets none in the last round joins with labels that count
-    nothing, because a sharded forward pass needs all of them. Sums are kept in float64.
+    Calls (of `engine.eval_micro_batches` micro-batches) are dealt to the processes in turn; a process that gets none in the last
+    round joins with labels that count nothing, because a sharded forward pass needs all of them. Sums are kept in float64.
 
     Args:
         limit: global batches read at most; None reads everything.
     """
-    micro, seq = config.batch.micro, config.model.seq
-    batches = None if limit is None else limit * config.batch.accumulation * config.batch.replicas
-    empty = (np.zeros((micro, seq), np.int32), np.full((micro, seq), IGNORED, np.int32))
+    empty = _empty(config, engine.eval_micro_batches)
     total = np.zeros(3)
     mine, seen = None, 0
-    for index, batch in enumerate(eval_batches(tokens, seq, micro, batches)):
+    for index, batch in enumerate(_calls(tokens, config, limit, engine.eval_micro_batches)):
         seen = index + 1
         if index % world.size == world.rank:
             mine = batch
@@ -40,6 +38,34 @@ def evaluate_set(engine: Engine, tokens: TokenFile, config: Config, world: World
         total += engine.eval_step(mine if mine is not None else empty)[:3]
     loss_sum, correct, counted = world.sum(total.tolist())
     return summarise(loss_sum, correct, counted)
+
+
+def _empty(config: Config, micro_batches: int) -> Batch:
+    """Rows whose labels count nothing."""
+    shape = (config.batch.micro * micro_batches, config.model.seq)
+    return np.zeros(shape, np.int32), np.full(shape, IGNORED, np.int32)
+
+
+def _calls(tokens: TokenFile, config: Config, limit: Optional[int], size: int) -> Iterator[Batch]:
+    """The set in calls of `size` micro-batches, the last one filled up with rows that count nothing. What is counted depends on
+    the global batch only, not on the device.
+    """
+    micro = config.batch.micro
+    wanted = None if limit is None else limit * config.batch.accumulation * config.batch.replicas
+    held: List[Batch] = []
+    for batch in eval_batches(tokens, config.model.seq, micro, wanted):
+        held.append(batch)
+        if len(held) == size:
+            yield _joined(held)
+            held = []
+    if held:
+        yield _joined([*held, _empty(config, size - len(held))])
+
+
+def _joined(batches: List[Batch]) -> Batch:
+    if len(batches) == 1:
+        return batches[0]
+    return np.concatenate([tokens for tokens, _ in batches]), np.concatenate([labels for _, labels in batches])
 
 
 def summarise(loss_sum: float, correct: float, tokens: float) -> Metrics:

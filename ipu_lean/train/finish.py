@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any, Dict, List
 
+from ipu_lean.config import Config
+from ipu_lean.config.layout import IPU_DEVICES
 from ipu_lean.data import Tokenizer
 from ipu_lean.errors import IpuLeanError
 from ipu_lean.models import build_model
@@ -16,9 +18,9 @@ from ipu_lean.train.plots import plot_losses
 def finish(loop: TrainLoop) -> Dict[str, Any]:
     """{"metrics", "artifacts"} of the summary. Collective: every process calls it, the first one writes."""
     session, config = loop.session, loop.config
-    weights = (
-        session.engine.sync_to_host() if session.world.size > 1 and not loop.interrupted and config.train.sample.tokens else None
-    )
+    # A sharded or compiled model does not generate; a copy on the host does.
+    apart = session.world.size > 1 or session.engine.holds_weights
+    weights = session.engine.sync_to_host() if apart and not loop.interrupted and config.train.sample.tokens else None
     if not session.world.first:
         return {}
     session.report.end()
@@ -53,7 +55,7 @@ def sample_text(loop: TrainLoop, weights: Any) -> str:
     session, config = loop.session, loop.config
     model = session.model
     if weights is not None:
-        model = build_model(config, session.vocab)
+        model = build_model(on_host(config), session.vocab)
         model.load_state_dict(weights)
     sample, tokenizer = config.train.sample, session.prepared.tokenizer
     ids = generate_ids(
@@ -67,6 +69,13 @@ def sample_text(loop: TrainLoop, weights: Any) -> str:
         allowed=tokenizer.vocab,
     )
     return sample.prompt + tokenizer.decode(ids[0])
+
+
+def on_host(config: Config) -> Config:
+    """The configuration for generating on the CPU what an IPU has trained; others as they are."""
+    if config.device not in IPU_DEVICES:
+        return config
+    return config.model_copy(update={"device": "cpu", "precision": "fp32"})
 
 
 def prompt_ids(tokenizer: Tokenizer, prompt: str) -> List[int]:

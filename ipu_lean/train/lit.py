@@ -19,6 +19,8 @@ import torch
 
 from ipu_lean.config import Config
 from ipu_lean.errors import ConfigError, EnvironmentProblem
+from ipu_lean.ipu.dist import instance_index
+from ipu_lean.train.instances import world_of
 from ipu_lean.train.loop import TrainLoop
 from ipu_lean.train.world import World
 
@@ -51,7 +53,7 @@ class LitTrainer(pl.LightningModule):
 
     def setup(self, stage: str) -> None:
         """Build the loop: the process group stands, nothing has been moved yet."""
-        self.__dict__["loop"] = self.open_loop(World.current(self.config))
+        self.__dict__["loop"] = self.open_loop(world_of(self.config))
 
     def on_train_start(self) -> None:
         """Last thing before the first step: whatever Lightning drew or installed meanwhile is undone."""
@@ -112,7 +114,7 @@ def under_torchrun() -> bool:
 
 def launched_rank() -> int:
     """This process's rank as its launcher says; 0 for a process that a person started."""
-    return int(
+    return instance_index() or int(
         os.environ.get("RANK", os.environ.get("LOCAL_RANK", "0")) if under_torchrun() else os.environ.get("LOCAL_RANK", "0")
     )
 

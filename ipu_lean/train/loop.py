@@ -9,6 +9,8 @@ from __future__ import annotations
 import time
 from typing import Any, Dict, Optional
 
+import numpy as np
+
 from ipu_lean.config import config_hash
 from ipu_lean.errors import IpuLeanError, RunError
 from ipu_lean.mup import roles_to_json
@@ -16,7 +18,7 @@ from ipu_lean.train import rng
 from ipu_lean.train.banner import flat, versions
 from ipu_lean.train.checkpoint import Snapshot
 from ipu_lean.train.corpus import fingerprint
-from ipu_lean.train.engines.protocol import StepResult
+from ipu_lean.train.engines.protocol import Batch, DeviceFailure, StepResult
 from ipu_lean.train.evaluate import evaluate_all
 from ipu_lean.train.progress import Speed
 from ipu_lean.train.session import Session
@@ -57,21 +59,21 @@ class TrainLoop:
             return None
         session, config = self.session, self.config
         waited = time.perf_counter()
-        batch = session.world.rows(session.batches.next(), config)
+        batch = self._rows()
         waited = time.perf_counter() - waited
         try:
             result = session.engine.train_step(batch)
+        except DeviceFailure:
+            raise
         except RunError as error:
             raise RunError(self._explain(error)) from error
         self.step += session.engine.updates_per_call
         self.tokens += result.tokens
         self.last_train = result
         self.speed.add(result.tokens, waited)
-        log = (
-            self.step == session.engine.updates_per_call
-            or self.step % config.train.log_every == 0
-            or self.step >= config.train.steps
-        )
+        before = self.step - session.engine.updates_per_call
+        every = config.train.log_every
+        log = before == 0 or self.step // every > before // every or self.step >= config.train.steps
         if session.world.first:
             session.report.step(self.step, config.train.steps, result, self.speed, log)
             if log:
@@ -81,10 +83,21 @@ class TrainLoop:
         self.speed.pause(time.perf_counter() - pause)
         return result
 
+    def _rows(self) -> Batch:
+        """This process's rows for one engine call: a global batch for each update in it, in order."""
+        session = self.session
+        batches = [session.world.rows(session.batches.next(), self.config) for _ in range(session.engine.updates_per_call)]
+        if len(batches) == 1:
+            return batches[0]
+        return np.concatenate([tokens for tokens, _ in batches]), np.concatenate([labels for _, labels in batches])
+
     def _after(self) -> None:
-        """Evaluation, checkpoint and stop, where they are due."""
+        """Evaluation, checkpoint and stop, where they are due. A run stops where an IPU call would end, so that any device can
+        go on from there.
+        """
         train = self.config.train
         stop = self.session.world.any(self.session.stop.requested)
+        stop = stop and self.step % self.config.batch.device_iterations == 0
         last = self.step >= train.steps
         improved = False
         if self.session.validation and (last or (train.eval_every and self.step % train.eval_every == 0)):
@@ -109,27 +122,30 @@ class TrainLoop:
 
     def save(self) -> None:
         """A checkpoint of this step; older ones go as `train.keep_last` and `train.keep_best` say. Collective."""
-        session, train = self.session, self.config.train
+        session = self.session
         model, optimizer = session.engine.sync_to_host(), session.engine.optimizer_state()
         states = session.world.gather(rng.capture(session.world.device))
         error: Optional[Exception] = None
-        if session.world.first:
+
+        def write() -> None:
+            nonlocal error
             try:
-                snapshot = Snapshot(
-                    model,
-                    optimizer,
-                    self.trainer_state(states),
-                    roles_to_json(session.model.roles),
-                    session.prepared.tokenizer.save,
-                )
-                session.store.write(self.step, snapshot)
-                best = self.best["step"] if self.best is not None and train.keep_best else None
-                if best == self.step:
-                    session.store.mark_best(best)
-                session.store.prune(train.keep_last, best)
+                self._write(model, optimizer, states)
             except IpuLeanError as problem:
                 error = problem
+
+        session.world.on_first(write)
         session.world.agree(error)
+
+    def _write(self, model: Any, optimizer: Any, states: Any) -> None:
+        """The checkpoint's files, and which of the older ones stay."""
+        session, train = self.session, self.config.train
+        roles, tokenizer = roles_to_json(session.model.roles), session.prepared.tokenizer
+        session.store.write(self.step, Snapshot(model, optimizer, self.trainer_state(states), roles, tokenizer.save))
+        best = self.best["step"] if self.best is not None and train.keep_best else None
+        if best == self.step:
+            session.store.mark_best(best)
+        session.store.prune(train.keep_last, best)
 
     def trainer_state(self, states: Any) -> Dict[str, Any]:
         """The content of trainer.json; `states` is the RNG state of each process."""

@@ -14,6 +14,7 @@ import torch
 
 from ipu_lean import _compat
 from ipu_lean.config import Config, LossScaleConfig
+from ipu_lean.config.layout import IPU_DEVICES
 from ipu_lean.errors import ConfigError, EnvironmentProblem, RunError
 
 AUTOCAST: Dict[str, Optional[torch.dtype]] = {"fp32": None, "bf16-mixed": torch.bfloat16, "fp16-mixed": torch.float16}
@@ -27,6 +28,8 @@ def check_precision(config: Config) -> None:
         ConfigError: a precision that keeps 16-bit weights.
         EnvironmentProblem: no GPU, a GPU without bf16, or a torch whose CPU autocast has no fp16.
     """
+    if config.device in IPU_DEVICES:
+        return  # the configuration's own rules have seen to it
     if config.precision not in AUTOCAST:
         raise ConfigError(
             "this mode belongs to a later release",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import sys
 import time
 from dataclasses import dataclass
@@ -14,14 +15,14 @@ from torch import nn
 from ipu_lean.config import Config, config_hash, load
 from ipu_lean.data import TokenFile, Tokenizer, load_tokenizer, prepare
 from ipu_lean.errors import CheckpointError, ConfigError
-from ipu_lean.models import TrainStep, build_model
+from ipu_lean.models import build_model
 from ipu_lean.train import checkpoint as checkpoints
 from ipu_lean.train import corpus
 from ipu_lean.train.checkpoint import CheckpointStore
-from ipu_lean.train.engines.torch_engine import TorchEngine
+from ipu_lean.train.engines import make_engine
 from ipu_lean.train.evaluate import evaluate_set
 from ipu_lean.train.files import write_json
-from ipu_lean.train.finish import prompt_ids
+from ipu_lean.train.finish import on_host, prompt_ids
 from ipu_lean.train.generate import check_sampling, check_vocabulary, generate_ids
 from ipu_lean.train.precision import check_precision
 from ipu_lean.train.progress import Reporter
@@ -44,19 +45,22 @@ class Loaded:
     world: World
 
 
-def open_run(run_dir: str, which: str, report: Reporter, overrides: Sequence[str] = ()) -> Loaded:
+def open_run(run_dir: str, which: str, report: Reporter, overrides: Sequence[str] = (), *, host: bool = False) -> Loaded:
     """Model and tokenizer of a run's checkpoint.
 
     Args:
         which: `best`, `last` or a step; without a best one, `best` means the last.
         overrides: applied to the run's config; what they change must leave the model as it is.
+        host: on the CPU if the run's device is an IPU.
 
     Raises:
         ConfigError: not a run directory. CheckpointError: no such checkpoint, or one that does not fit model or tokenizer.
     """
     run = RunDirectory.open(run_dir)
     config = load(run.config, overrides).config
-    if config.device != "cpu" and not (config.device == "gpu" and torch.cuda.is_available()):
+    if host:
+        config = on_host(config)
+    if not _here(config.device):
         report.warn(f"warning: the run was trained on {config.device}, which is not here; using the CPU in fp32.")
         config = config.model_copy(update={"device": "cpu", "precision": "fp32"})
     check_precision(config)
@@ -97,12 +101,13 @@ def run_eval(
     used = open_run(run_dir, checkpoint, report, overrides)
     config = used.config
     sets = _validation_sets(used) if data is None else {"data": _other_corpus(used, data)}
-    engine = TorchEngine(TrainStep(used.model), None, None, config, used.world)
+    engine = make_engine(used.model, config, used.world, report.line, train=False)
     step = int(used.trainer["step"])
     metrics = {}
     for name, tokens in sets.items():
         metrics[name] = evaluate_set(engine, tokens, config, used.world, config.train.eval_batches)
         report.evaluation(step, config.train.steps, name, metrics[name])
+    engine.close()
     place = used.run.path / "eval.json"
     summary = make_summary(
         "eval",
@@ -116,6 +121,13 @@ def run_eval(
     )
     write_json(place, summary)
     return summary
+
+
+def _here(device: str) -> bool:
+    """Whether this machine has the device."""
+    if device == "ipu":
+        return importlib.util.find_spec("poptorch") is not None
+    return device != "gpu" or torch.cuda.is_available()
 
 
 def _validation_sets(used: Loaded) -> Dict[str, TokenFile]:
@@ -165,7 +177,7 @@ def run_generate(
     check_sampling(temperature, top_k, top_p, tokens)
     if samples < 1:
         raise ConfigError("must be 1 or more", key="--samples", value=samples)
-    used = open_run(run_dir, checkpoint, report)
+    used = open_run(run_dir, checkpoint, report, host=True)
     given = [sys.stdin.read() if one == "-" else one for one in (prompts if prompts is not None else [prompt])]
     asked = [one for one in given for _ in range(samples)]
     if not asked:

@@ -11,12 +11,13 @@ import torch
 from ipu_lean.config import Config
 from ipu_lean.data import Prepared, TokenFile, TrainBatches
 from ipu_lean.errors import CheckpointError, ConfigError
-from ipu_lean.models import TrainStep, build_model
-from ipu_lean.optim import build_optimizer, build_schedule
+from ipu_lean.models import build_model
 from ipu_lean.train import checkpoint, corpus, rng
 from ipu_lean.train.banner import banner, flat, versions
 from ipu_lean.train.checkpoint import CheckpointStore
-from ipu_lean.train.engines.torch_engine import TorchEngine
+from ipu_lean.train.engines import make_engine
+from ipu_lean.train.engines.protocol import Engine
+from ipu_lean.train.files import write_atomic
 from ipu_lean.train.loggers import MetricsLog
 from ipu_lean.train.progress import Reporter
 from ipu_lean.train.resume import differing, is_safe
@@ -36,6 +37,7 @@ class Session:
         self.model: Any = None
         self.log: Any = None
         self.trainer: Optional[Dict[str, Any]] = None
+        self.engine: Optional[Engine] = None
         self.loop: Any = None
 
     def prepare(self) -> None:
@@ -75,13 +77,7 @@ class Session:
         if snapshot is not None:
             self._check(snapshot.trainer)
             checkpoint.load_into(self.model, snapshot.model, source)
-        self.engine = TorchEngine(
-            TrainStep(self.model),
-            lambda model: build_optimizer(model, self.config),
-            build_schedule(self.config),
-            self.config,
-            world,
-        )
+        self.engine = make_engine(self.model, self.config, world, self.report.line)
         if snapshot is not None:
             self.trainer = snapshot.trainer
             self.engine.load_optimizer_state(snapshot.optimizer)
@@ -91,6 +87,8 @@ class Session:
             if not self.run.data.exists():
                 corpus.note(self.prepared, self.run.data)
             self.log = MetricsLog(self.run, self.config, 0 if self.trainer is None else self.trainer["step"])
+            for name, text in self.engine.describe().items():
+                write_atomic(self.run.path / name, text)
             self._speak(source)
 
     def _checkpoint(self) -> Any:
@@ -134,6 +132,9 @@ class Session:
         self.report.line(f"run directory: {self.run.path}")
         for text in banner(self.config, self.model, self.vocab, self.world):
             self.report.line(text)
+        table = self.engine.describe().get("ipu_placement.txt")
+        if table is not None:
+            self.report.line(table.rstrip())
         if source is not None:
             self.report.line(f"going on from {source.name}")
 
@@ -141,6 +142,5 @@ class Session:
         """Close files and give the engine's memory back."""
         if self.log is not None:
             self.log.close()
-        engine = getattr(self, "engine", None)
-        if engine is not None:
-            engine.close()
+        if self.engine is not None:
+            self.engine.close()

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass, field
-from typing import Any, List, Optional, Sequence, Tuple
+from typing import Any, Callable, List, Optional, Sequence, Tuple
 
 import numpy as np
 import torch
@@ -102,6 +102,11 @@ class World:
         """Wait for the others."""
         if self.size > 1:
             dist.barrier()
+
+    def on_first(self, action: Callable[[], None]) -> None:
+        """Run `action` in the process that writes files. Every process makes the call."""
+        if self.first:
+            action()
 
     def agree(self, error: Optional[Exception]) -> None:
         """Raise on every process what the first one met, so that none is left waiting for it."""

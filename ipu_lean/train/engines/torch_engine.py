@@ -35,6 +35,8 @@ class TorchEngine:
     """
 
     updates_per_call = 1
+    eval_micro_batches = 1
+    holds_weights = False
 
     def __init__(
         self,
@@ -58,6 +60,10 @@ class TorchEngine:
         self.evaluated = self.wrapped if self.sharded else step
         self.optimizer = make_optimizer(step.model) if make_optimizer else None
         self.scale = LossScale(config.train.fp16_scale) if config.precision == "fp16-mixed" else None
+
+    def describe(self) -> Dict[str, str]:
+        """Nothing that the configuration does not say."""
+        return {}
 
     # -- one update ------------------------------------------------------------------------------------------------------
     def train_step(self, batch: Batch) -> StepResult:
