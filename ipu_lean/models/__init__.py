@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from ipu_lean.models.build import base_shapes_for, build_meta, build_model, spec_of
+from ipu_lean.models.base import base_shapes_for
+from ipu_lean.models.build import build_meta, build_model
 from ipu_lean.models.gpt import GPT, Block
+from ipu_lean.models.resolve import spec_of
 from ipu_lean.models.spec import GPTSpec
 from ipu_lean.models.step import TrainStep
 

@@ -2,100 +2,17 @@
 
 from __future__ import annotations
 
-import math
-
 import pytest
 import torch
 
 from ipu_lean.config import derived
 from ipu_lean.errors import ConfigError
 from ipu_lean.models import TrainStep, build_model
+from tests.models.by_hand import Hand
 from tests.models.common import config_of, tiny, tokens_for
 
 pytestmark = pytest.mark.pod
 MUP = {"base_width": 8}
-
-
-def by_hand(model, tokens):
-    """Logits, written from the papers; only the parameters are read from the model, by name."""
-    spec, p = model.spec, {name: tensor.double() for name, tensor in model.named_parameters()}
-    batch, seq, heads, size = *tokens.shape, spec.heads, spec.width // spec.heads
-
-    def norm(x, name):
-        if spec.norm == "layernorm":
-            x = x - x.mean(-1, keepdim=True)
-        x = x / torch.sqrt((x * x).mean(-1, keepdim=True) + spec.norm_eps) * p[f"{name}.weight"]
-        return x + p[f"{name}.bias"] if spec.norm == "layernorm" else x
-
-    def linear(x, name):
-        y = torch.einsum("bsi,oi->bso", x, p[f"{name}.linear.weight"])
-        return y + p[f"{name}.linear.bias"] if spec.bias else y
-
-    def turn(x):  # [batch, seq, heads, size]
-        half = size // 2
-        out = torch.empty_like(x)
-        for i in range(half):
-            angle = torch.arange(seq, dtype=torch.float64)[:, None] * spec.rotary_base ** (-2 * i / size)
-            a, b = x[..., i], x[..., i + half]
-            out[..., i] = a * angle.cos() - b * angle.sin()
-            out[..., i + half] = b * angle.cos() + a * angle.sin()
-        return out
-
-    def attention(x, name):
-        y = norm(x, f"{name}.norm")
-        q, k, v = (linear(y, f"{name}.attention.{part}").view(batch, seq, heads, size) for part in ("query", "key", "value"))
-        if spec.positions == "rotary":
-            q, k = turn(q), turn(k)
-        scores = spec.attention_scale * torch.einsum("bqhd,bkhd->bhqk", q, k)
-        scores = scores.masked_fill(torch.arange(seq)[None] > torch.arange(seq)[:, None], -math.inf)
-        weights = scores.exp() / scores.exp().sum(-1, keepdim=True)
-        y = linear(torch.einsum("bhqk,bkhd->bqhd", weights, v).flatten(2), f"{name}.attention.out")
-        return spec.branch_mult * (norm(y, f"{name}.norm_after") if spec.sandwich else y)
-
-    def act(x):
-        kind = {"geglu": "gelu", "swiglu": "silu", "reglu": "relu"}.get(spec.activation, spec.activation)
-        if kind == "gelu":
-            return x / 2 * (1 + torch.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x * x * x)))
-        return x / (1 + torch.exp(-x)) if kind == "silu" else x.clamp(min=0)
-
-    def ffn(x, name):
-        y = norm(x, f"{name}.norm")
-        up = linear(y, f"{name}.feed_forward.up")
-        inner = act(linear(y, f"{name}.feed_forward.gate")) * up if spec.activation.endswith("glu") else act(up)
-        y = linear(inner, f"{name}.feed_forward.down")
-        return spec.branch_mult * (norm(y, f"{name}.norm_after") if spec.sandwich else y)
-
-    h = p["embedding.token.weight"][tokens.long()]
-    if spec.positions == "learned":
-        h = h + p["embedding.position.weight"][:seq]
-    if spec.positions == "sinusoidal":
-        half = spec.width // 2
-        rate = torch.tensor([spec.rotary_base ** (-i / half) for i in range(half)], dtype=torch.float64)
-        angle = torch.arange(seq, dtype=torch.float64)[:, None] * rate
-        h = h + math.sqrt(2) * spec.embedding_std * torch.cat([angle.sin(), angle.cos()], -1)
-    h = spec.embedding_mult * h
-    h = run_layers(spec, h, attention, ffn)
-    weight = p["embedding.token.weight"] if spec.tied else p["readout.weight"]
-    m = spec.width / spec.base_width if spec.base_width else 1.0
-    return spec.output_mult / m * norm(h, "norm") @ weight.t()
-
-
-def run_layers(spec, h, attention, ffn):
-    """The stack, without sharing: block i holds the branches of one layer, or of two with `aaff`."""
-    per_block = 2 if spec.order == "aaff" else 1
-    branches = []
-    for block in range(spec.depth // per_block):
-        for i in range(2 * per_block):
-            name = f"layers.blocks.{block}.branches.{i}"
-            branches.append((attention if i < per_block else ffn, name))
-    if spec.stack == "residual":
-        for function, name in branches:
-            h = h + function(h, name)
-        return h
-    a = b = h
-    for function, name in branches:
-        a, b = b, a + function(b, name)
-    return {"sum-minus-input": a + b - h, "sum": a + b, "x": a, "y": b, "mean": (a + b) / 2}[spec.stack_output]
 
 
 VARIANTS = [
@@ -121,7 +38,7 @@ VARIANTS = [
 def test_equals_the_model_written_by_hand(variant):
     model = tiny(**variant).double()
     tokens, _ = tokens_for(model)
-    expected = by_hand(model, tokens)
+    expected = Hand(model, tokens).logits()
     got = model(tokens)
     assert got.shape == (2, 12, 23)
     assert (got - expected).norm() <= 1e-12 * expected.norm()

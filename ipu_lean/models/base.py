@@ -1,0 +1,88 @@
+"""muP's base shapes of a GPT: which dimensions grow with width, and from what size."""
+
+from __future__ import annotations
+
+from ipu_lean.config import Config, ModelConfig, derived
+from ipu_lean.errors import ConfigError
+from ipu_lean.models.gpt import GPT
+from ipu_lean.models.resolve import structure
+from ipu_lean.models.spec import GPTSpec
+from ipu_lean.mup import BaseShapes, base_shapes_from_pair, base_shapes_from_width, finite_base_shapes, shapes_on_meta
+
+# What base and target of a pair must share, since none of it is a width: other values give other tensors.
+_ALIKE = ("kind", "positions", "norm", "sandwich", "bias", "tied", "stack")
+
+
+def base_shapes_for(config: Config, vocab: int) -> BaseShapes:
+    """Which dimensions grow with width, and from what size. The standard parametrisation: none.
+
+    With `mup.base_width` the model is built there and at twice that width. With `mup.base` the base is that model section, and
+    what grows is what grows when its width is doubled; depth and layer groups are the target's, since depth has its own rule.
+    """
+    model = config.model
+    if not derived.is_mup(config):
+        return finite_base_shapes(_shapes(model, model, vocab))
+    if config.mup.base is not None:
+        _check_pair(model, config.mup.base, vocab)
+        base = config.mup.base
+        delta = derived.at_width(base, 2 * base.width)
+        return base_shapes_from_pair(_shapes(base, model, vocab), _shapes(delta, model, vocab), _shapes(model, model, vocab))
+    if model.ffn_width is not None:
+        raise ConfigError(
+            "a size given as a number does not say how it grows with width, and muP needs to know",
+            key="model.ffn_width",
+            value=model.ffn_width,
+            suggestion=f"write `model.ffn_ratio: {model.ffn_width / model.width:g}`, or give the whole base model as `mup.base`",
+        )
+    assert config.mup.base_width is not None  # the configuration's own checks have seen to it
+    return base_shapes_from_width(
+        lambda width: GPT(_shape_spec(derived.at_width(model, width), model, vocab)), config.mup.base_width, model.width
+    )
+
+
+def _shape_spec(model: ModelConfig, target: ModelConfig, vocab: int) -> GPTSpec:
+    """A spec with the parameter shapes of `model` at the depth of `target`.
+
+    No parameter's shape depends on the heads, so there is one: widths that the heads do not divide (twice the base) can be built.
+    """
+    parts = structure(model, vocab)
+    parts.update(heads=1, depth=target.depth, groups=target.num_hidden_groups, num_inner_groups=target.num_inner_groups)
+    if parts["positions"] == "rotary":
+        parts["positions"] = "none"  # it has no parameters
+    return GPTSpec(**parts)
+
+
+def _shapes(model: ModelConfig, target: ModelConfig, vocab: int) -> dict:
+    return shapes_on_meta(lambda: GPT(_shape_spec(model, target, vocab)))
+
+
+def _check_pair(target: ModelConfig, base: ModelConfig, vocab: int) -> None:
+    """Base and target differ in widths only."""
+    for name in _ALIKE:
+        if getattr(base, name) != getattr(target, name):
+            raise ConfigError(
+                f"base and target differ in widths only, and the target has {name}: {_text(getattr(target, name))}",
+                key=f"mup.base.{name}",
+                value=_text(getattr(base, name)),
+                suggestion="make them equal",
+            )
+    gated = [name.activation.endswith("glu") for name in (base, target)]
+    if gated[0] != gated[1]:
+        raise ConfigError(
+            f"a gated feed-forward has one more matrix than another, and the target's is {target.activation}",
+            key="mup.base.activation",
+            value=base.activation,
+        )
+    if base.vocab is not None and base.vocab != vocab:
+        raise ConfigError(
+            f"the vocabulary does not grow with width, and the target has {vocab}", key="mup.base.vocab", value=base.vocab
+        )
+    if target.positions == "learned" and base.seq != target.seq:
+        raise ConfigError(
+            f"learned positions do not grow with width, and the target has {target.seq}", key="mup.base.seq", value=base.seq
+        )
+
+
+def _text(value: object) -> object:
+    """A value as the YAML has it."""
+    return value.model_dump() if hasattr(value, "model_dump") else value

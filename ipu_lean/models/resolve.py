@@ -1,0 +1,83 @@
+"""What the configuration resolves to: every rule applied, one `GPTSpec`."""
+
+from __future__ import annotations
+
+from typing import Any, Dict, Optional
+
+from ipu_lean.config import Config, ModelConfig, derived
+from ipu_lean.errors import ConfigError
+from ipu_lean.models.spec import GPTSpec
+
+
+def spec_of(config: Config, vocab: Optional[int] = None) -> GPTSpec:
+    """The numbers that the configuration resolves to.
+
+    Attention scores are multiplied by sqrt(base head size) / head size: 1 / sqrt(head size) where heads keep their size, and the
+    1 / head size of Yang et al. 2021 where they grow with width.
+    """
+    model, mup, memory = config.model, config.mup, config.memory
+    base = derived.base_model(config)
+    size = derived.head_size(model)
+    base_size = size if base is None else derived.head_size(base)
+    return GPTSpec(
+        **structure(model, _rows(config, vocab)),
+        dropout=model.dropout,
+        attention_dropout=model.attention_dropout,
+        embedding_dropout=model.embedding_dropout,
+        attention=derived.attention(config),
+        base_width=None if base is None else base.width,
+        attention_scale=mup.attention_mult * base_size**0.5 / size,
+        branch_mult=derived.depth_mult(config),
+        embedding_std=mup.embedding_std,
+        init_scale=mup.init_scale,
+        query_zero_init=derived.query_zero_init(config),
+        readout_zero_init=derived.readout_zero_init(config),
+        embedding_mult=mup.embedding_mult,
+        output_mult=mup.output_mult,
+        engine=derived.engine(config),
+        checkpoint_every=memory.checkpoint_every,
+        loss_chunk=memory.loss_chunk,
+    )
+
+
+def structure(model: ModelConfig, vocab: int) -> Dict[str, Any]:
+    """The part of a spec that a model section says alone."""
+    return {
+        "width": model.width,
+        "depth": model.depth,
+        "heads": derived.heads(model),
+        "ffn_width": derived.ffn_width(model),
+        "vocab": vocab,
+        "seq": model.seq,
+        "positions": model.positions,
+        "rotary_base": model.rotary_base,
+        "activation": model.activation,
+        "norm": model.norm,
+        "norm_eps": model.norm_eps,
+        "sandwich": model.sandwich,
+        "bias": model.bias,
+        "tied": model.tied,
+        "groups": model.num_hidden_groups,
+        "num_inner_groups": model.num_inner_groups,
+        "stack": model.stack.kind,
+        "coupling": model.stack.coupling,
+        "order": model.stack.order,
+        "stack_input": model.stack.input,
+        "stack_output": model.stack.output,
+    }
+
+
+def _rows(config: Config, vocab: Optional[int]) -> int:
+    """Rows of the embedding: `model.vocab`, or else the tokenizer's number."""
+    known = derived.tokenizer_vocab(config.data.tokenizer) if vocab is None else vocab
+    wanted = config.model.vocab
+    if wanted is None:
+        return known
+    if vocab is not None and wanted < vocab:
+        raise ConfigError(
+            f"the tokenizer has {vocab} pieces, so the model needs at least that many rows",
+            key="model.vocab",
+            value=wanted,
+            suggestion=f"remove it, or use {vocab} or more",
+        )
+    return wanted
