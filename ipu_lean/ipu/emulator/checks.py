@@ -3,9 +3,11 @@ from __future__ import annotations
 
 from typing import Any, Iterator, List, NamedTuple, Optional, Set
 
+import torch
 from torch import fx
 
-from . import optable
+from . import optable, sessionoptions
+from .enums import OutputMode
 from .graph import final_losses
 from .location import Where
 from .options import Options
@@ -161,16 +163,48 @@ def written_variables(graph: fx.Graph, live: Set[fx.Node]) -> List[str]:
             if node.meta.get("kind") in ("parameter", "buffer") and node.meta["groups"] & written]
 
 
+def session_options(options: Options) -> Iterator[Violation]:
+    """Names that PopART does not have (SessionOptionsImpl.hpp:43)."""
+    for message in sessionoptions.unknown(options._popart.options):
+        yield Violation("option", message)
+
+
+def loss_scaling(live: Set[fx.Node], options: Options) -> Iterator[Violation]:
+    """Automatic loss scaling watches float16 gradients (popart transforms/automaticlossscaling.cpp:277)."""
+    if not options._popart.options.get("automaticLossScalingSettings.enabled", False):
+        return
+    if not any(torch.float16 in node.meta.get("dtypes", ()) for node in live):
+        yield Violation("loss scaling", "setAutomaticLossScaling(True): no tracked gradient tensors of type fp16 were found. It "
+                                        "is for float16 models")
+
+
+def overlapped_io(live: Set[fx.Node], options: Options) -> Iterator[Violation]:
+    """Not with pipelines, and only with IO tiles and output mode All or Sum (Compiler.cpp:1766-1785)."""
+    for node in sorted(live, key=lambda item: item.name):
+        if not node.meta.get("op", "").startswith("poptorch::set_overlap") or node.args[1] == "no_overlap":
+            continue
+        if execution_mode(options) == 0:
+            yield Violation("overlap", "Overlapped IO is not supported with PipelinedExecution; on one IPU use ShardedExecution",
+                            node.meta["where"])
+        elif not options.TensorLocations.exists("numIOTiles"):
+            yield Violation("overlap", "Overlapped IO needs at least 32 IO tiles: TensorLocations.numIOTiles", node.meta["where"])
+        elif options.output_mode not in (OutputMode.All, OutputMode.Sum, OutputMode.Default):
+            yield Violation("overlap", "Overlapped IO needs OutputMode.All or OutputMode.Sum", node.meta["where"])
+        return
+
+
 def all_violations(graph: fx.Graph, live: Set[fx.Node], switches: int, options: Options, training: bool) -> List[Violation]:
     """Everything that would stop the compilation, in the order in which PopTorch meets it."""
-    found: List[Violation] = []
+    found: List[Violation] = [*session_options(options)]
     found += replicated_writes(live, graph, options)
     if training:
         found += loss_rules(graph, live)
+        found += loss_scaling(live, options)
     found += unsupported_ops(live)
     found += active_blocks(live)
     found += stage_order(live, options)
     found += shared_variables(graph, live, options)
+    found += overlapped_io(live, options)
     found += pipeline_depth(switches, options, training)
     found += device_size(live, options)
     return found

@@ -124,7 +124,10 @@ def build(graph: fx.Graph, live: Set[fx.Node], outputs: Sequence[fx.Node], loss:
             twin[node] = _copy(result, node, twin)
         if node in twin:
             twin[node].meta = dict(node.meta)
-    result.output((None if loss is None else twin[loss], [twin[node] for node in outputs]))
+    inner = set() if loss is None else {node for node in outputs if node.meta.get("loss") and node is not loss}
+    returned = [result.call_function(aten.reshape.default, (twin[node], [-1]), {}) if node in inner else twin[node]
+                for node in outputs]  # a reduced loss that feeds another has shape (1,) (RemoveSurplusIdentityLosses.cpp:71-89)
+    result.output((None if loss is None else twin[loss], returned))
     module = fx.GraphModule(root, result)
     for name, value in root.items():
         setattr(module, name, value)

@@ -71,6 +71,40 @@ def test_a_value_after_the_mark(after: Any, noted: bool) -> None:
     assert ("starts at the mark" in notes(report)) is noted
 
 
+def test_session_options_must_exist() -> None:
+    """popart_compiler/source/include/popart_compiler/SessionOptionsImpl.hpp:43."""
+    made = options()
+    made._Popart.set("autoRecomputation", 3).set("enableStableNorm", 1).set("autoRecompute", 3)
+    made.enableExecutableCaching("cache").enableSyntheticData(False)
+    made.Precision.setPartialsType(torch.half)
+    messages = [str(violation) for violation in examine(Classifier(), tokens(2), options=made).violations]
+    assert messages == ["Unknown uint64 option enableStableNorm: it is a bool option", "Unknown uint64 option autoRecompute"]
+
+
+def test_automatic_loss_scaling_needs_float16() -> None:
+    """popart transforms/automaticlossscaling.cpp:277; it also makes loss_scaling variable (_optimizer_attributes.py:156)."""
+    made = options()
+    made.Training.setAutomaticLossScaling(True)
+    assert rules(examine(Classifier(), tokens(2), options=made)) == ["loss scaling"]
+    half = Classifier().half()
+    optimizer = poptorch.optim.Adam(half.parameters(), lr=0.1)
+    assert rules(examine(half, tokens(2), options=made, optimizer=optimizer)) == []
+    assert not optimizer.variable_attrs.isConstant("loss_scaling")
+
+
+def test_overlapped_io() -> None:
+    """popart_compiler/source/Compiler.cpp:1766-1785."""
+    mode = poptorch.OverlapMode.OverlapAccumulationLoop
+    model = Calls(lambda m, x: poptorch.identity_loss(m.layer(poptorch.set_overlap_for_input(x, mode)), "mean"))
+    made = options(mode=poptorch.OutputMode.Final)
+    assert "PipelinedExecution" in str(examine(model, (X,), options=made).violations[0])
+    made.setExecutionStrategy(poptorch.ShardedExecution())
+    assert "IO tiles" in str(examine(model, (X,), options=made).violations[0])
+    made.TensorLocations.numIOTiles(64)
+    assert "OutputMode" in str(examine(model, (X,), options=made).violations[0])
+    assert rules(examine(model, (X,), options=made.outputMode(poptorch.OutputMode.Sum))) == []
+
+
 def test_counters_are_noted() -> None:
     """Facts d9: an integer buffer cannot be updated; BatchNorm's own counter is one."""
     model = Calls(lambda m, x: poptorch.identity_loss(m.norm(m.layer(x)), "mean"))

@@ -125,6 +125,18 @@ def test_two_independent_losses_are_an_error_and_one_that_feeds_the_other_is_not
     assert torch.allclose(both, weight_expected(lambda m: F.cross_entropy(m.layer(X), Y) + F.mse_loss(m.layer(X), X)), atol=1e-6)
 
 
+def test_a_loss_that_feeds_another_has_one_dimension() -> None:
+    """RemoveSurplusIdentityLosses.cpp:71-89."""
+    def forward(m: nn.Module, x: torch.Tensor) -> Any:
+        inner = F.mse_loss(m.layer(x), x)
+        return inner, poptorch.identity_loss(inner * 2, "none")
+
+    executor = poptorch.trainingModel(Calls(forward))
+    inner, outer = executor(X)
+    assert inner.shape == (1,) and outer.shape == () and torch.allclose(2 * inner[0], outer)
+    executor.destroy()
+
+
 def test_an_unreturned_loss_is_not_found() -> None:
     """LowerToPopartFactories.cpp:37: dead code goes before losses are looked for."""
     def forward(m: nn.Module, x: torch.Tensor) -> torch.Tensor:

@@ -268,6 +268,19 @@ def test_checkpoint_and_hooks_leave_no_mark() -> None:
     executor.destroy()
 
 
+def test_autocast_does_nothing() -> None:
+    """Facts e11: there is no autocast code; cast by hand."""
+    seen: List[Any] = []
+
+    def middle(h: torch.Tensor) -> torch.Tensor:
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            seen.append((h @ h.t()).dtype)
+        return h
+
+    compile_step(middle)
+    assert seen == [torch.float32]
+
+
 def test_requires_grad_is_seen_while_tracing() -> None:
     """RegisterAtenOverloads.cpp:979-990: autograd's key is on while PopTorch traces."""
     seen: List[Any] = []
