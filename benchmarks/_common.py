@@ -120,7 +120,7 @@ class Claims:
         """Prints each claim and, as the last line, everything as JSON; returns the exit status."""
         for claim in self.found:
             word = "holds" if claim["holds"] else "FAILS"
-            print(f"{word}  {claim['claim']}: {claim['value']:.3f} (bound {claim['bound']:.3f})")
+            print(f"{word}  {claim['claim']}: {claim['value']:.4g} (bound {claim['bound']:.4g})")
         holds = all(claim["holds"] for claim in self.found)
         print(json.dumps({**result, "claims": self.found, "holds": holds}))
         return 0 if holds else 1

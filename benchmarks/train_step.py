@@ -5,7 +5,7 @@
 
 Memory: embedding output, stack and mean-square loss, forward and backward; parameters and gradients are not counted. By formula,
 with S = batch * seq * width * 4 bytes (one stream), A the activations of one layer and f the most that one branch needs in its
-backward pass: plain ~ layers * A, reversible ~ 4 S (two streams and their gradients) + f. Time: that step; and, beside Hugging
+backward pass: plain ~ layers * A, reversible ~ 5 S (input, streams, their gradients) + f. Time: that step; and, beside Hugging
 Face's GPT-2 of equal size, the whole language-model step without the optimizer. Peers: `pip install ipu_lean[bench]`.
 """
 from __future__ import annotations
@@ -29,11 +29,11 @@ Step = Callable[[], Any]
 
 
 def gpt(size: Dict[str, Any], depth: int, attention: str) -> nn.Module:
-    """Our GPT with GPT-2's choices (learned positions, GELU, tied readout), initialised so that nothing starts at zero."""
+    """Our GPT with GPT-2's choices (learned positions, GELU, tied readout); nothing starts at zero, embeddings have unit size."""
     text = f"""
         model: {{width: {size["width"]}, depth: {depth}, heads: {size["heads"]}, seq: {size["seq"]}, positions: learned,
                  attention: {attention}}}
-        mup: {{parametrization: standard}}
+        mup: {{base_width: {size["width"]}, query_zero_init: false, readout_zero_init: false, embedding_mult: 10.0}}
     """
     return build_model(load_config(text), VOCAB)
 
@@ -174,6 +174,35 @@ def measure_memory(size: Dict[str, Any], claims: Claims, quick: bool) -> Dict[st
     return found
 
 
+def measure_error(size: Dict[str, Any], claims: Claims) -> Dict[str, float]:
+    """Largest |u - v| / |u| over parameters between gradients of the fused model by engine and precision (keys: u, then v)."""
+    tokens, _ = tokens_of(size)
+    model = gpt(size, size["depth"], "fused")
+    # A key's bias moves all scores of a query alike, so its true gradient is zero.
+    named = [(name, p) for name, p in model.named_parameters() if not name.endswith("key.linear.bias")]
+    found = {}
+    for engine in ("plain", "reversible"):
+        for precision in ("fp32", "bf16-mixed"):
+            model.zero_grad()
+            stack_step(model, stacks(model, peers=False)[engine], tokens, precision)()
+            found[engine, precision] = {name: p.grad.clone() for name, p in named if p.grad is not None}
+
+    def distance(u: Tuple[str, str], v: Tuple[str, str]) -> float:
+        return max(((found[u][n] - found[v][n]).norm() / found[u][n].norm()).item() for n in found[u])
+
+    pairs = [
+        (("plain", "fp32"), ("reversible", "fp32")),
+        (("plain", "bf16-mixed"), ("reversible", "bf16-mixed")),
+        (("plain", "fp32"), ("plain", "bf16-mixed")),
+        (("plain", "fp32"), ("reversible", "bf16-mixed")),
+    ]
+    errors = {f"{' '.join(u)} to {' '.join(v)}": distance(u, v) for u, v in pairs}
+    added = errors["plain fp32 to reversible bf16-mixed"] / errors["plain fp32 to plain bf16-mixed"]
+    claims.at_most("gradient error of the reversible stack in fp32", errors["plain fp32 to reversible fp32"], 1e-6)
+    claims.at_most("bf16-mixed: its distance from the fp32 gradient / the plain stack's", added, 1.2)
+    return errors
+
+
 def measure_time(size: Dict[str, Any], rounds: int, claims: Claims, quick: bool) -> Dict[str, Dict[str, Any]]:
     """Steps of all variants in turn, by attention and precision."""
     tokens, labels = tokens_of(size)
@@ -221,8 +250,11 @@ def time_claims(case: str, timings: Dict[str, Timing], faster: float, claims: Cl
     claims.at_least(f"{case}: GPT-2 of Hugging Face / our plain GPT", peer, faster)
 
 
-def show(memory: Dict[str, Any], times: Dict[str, Any]) -> None:
+def show(memory: Dict[str, Any], errors: Dict[str, float], times: Dict[str, Any]) -> None:
     """The tables."""
+    if errors:
+        rows = [[name, f"{error:.1e}"] for name, error in errors.items()]
+        print(f"\nLargest relative gradient error\n{table(['from to', 'error'], rows)}")
     for case, peaks in memory.items():
         if "depth" in case:
             names = list(next(iter(peaks.values())))
@@ -241,16 +273,18 @@ def main(arguments: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--quick", action="store_true", help="small shapes; claims about memory only, at half their factor")
     parser.add_argument("--rounds", type=int, help="rounds of timing (default 5, quick 2)")
-    parser.add_argument("--only", choices=("memory", "time"), help="half of the measurement")
+    parser.add_argument("--only", choices=("memory", "error", "time"), help="one part of the measurement")
     options = parser.parse_args(arguments)
     torch.set_num_threads(1)
     size = QUICK if options.quick else FULL
     claims = Claims()
-    memory = {} if options.only == "time" else measure_memory(size, claims, options.quick)
-    times = {} if options.only == "memory" else measure_time(size, options.rounds or size["rounds"], claims, options.quick)
-    show(memory, times)
-    result = {"benchmark": "train_step", "torch": torch.__version__, "size": size, "memory_mb": memory, "seconds": times}
-    return claims.finish(result)
+    rounds, wanted = options.rounds or size["rounds"], (options.only,) if options.only else ("memory", "error", "time")
+    memory = measure_memory(size, claims, options.quick) if "memory" in wanted else {}
+    errors = measure_error(size, claims) if "error" in wanted else {}
+    times = measure_time(size, rounds, claims, options.quick) if "time" in wanted else {}
+    show(memory, errors, times)
+    result = {"benchmark": "train_step", "torch": torch.__version__, "size": size}
+    return claims.finish({**result, "memory_mb": memory, "gradient_error": errors, "seconds": times})
 
 
 if __name__ == "__main__":

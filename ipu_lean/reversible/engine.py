@@ -99,22 +99,46 @@ class Tail:
         return pair
 
 
+class KeptInputs:
+    """Inputs of a frame that are simply kept until its second run."""
+
+    __slots__ = ("_tensors", "_versions", "_what")
+
+    def __init__(self, tensors: Tensors, what: str) -> None:
+        self._tensors: Optional[Tensors] = tuple(t.detach() for t in tensors)
+        self._versions, self._what = Versions(self._tensors), what
+
+    def take(self) -> Tensors:
+        """The tensors; given up if the running backward pass frees its graph."""
+        if self._tensors is None:
+            raise RecomputeError(_FREED)
+        self._versions.check(self._what)
+        tensors = self._tensors
+        if graph_is_freed():
+            self._tensors, self._versions = None, Versions(())
+        return tensors
+
+
 class InvertedFrame(Frame):
-    """A half-step (a, b) -> (b, a + f(b)) whose inputs are rebuilt from its outputs: z = b is one of them, a = y - f(z)."""
+    """A half-step (a, b) -> (b, a + f(b)) whose inputs are rebuilt from its outputs: z = b is one of them, a = y - f(z).
 
-    __slots__ = ("coupling", "after", "before", "_y")
+    The first one of a call has its input, the stack's own, kept instead: the errors of all later half-steps would add up in it,
+    and it is often small beside the branch outputs that were added to it, so that a norm would magnify them.
+    """
 
-    def __init__(self, branch: nn.Module, coupling: Coupling, kwargs: Dict[str, Any]) -> None:
+    __slots__ = ("coupling", "after", "before", "_kept", "_y")
+
+    def __init__(self, branch: nn.Module, coupling: Coupling, kwargs: Dict[str, Any], kept: Optional[KeptInputs]) -> None:
         super().__init__(branch, (branch,), kwargs)
         self.coupling = coupling
         self.after: Any = None
         self.before: Optional[weakref.ReferenceType[State]] = None
-        self._y: Any = None
+        self._kept, self._y = kept, None
 
     def inputs(self, executing: bool) -> Tensors:
-        """z, from the state after this half-step."""
-        if self.after is None:
-            raise RecomputeError(f"{self.describe()} asks for gradients inside its own forward pass; use `memory.engine: store`")
+        """z, kept or from the state after this half-step."""
+        if self._kept is not None:
+            return self._kept.take()
         z, y = self.after.take(executing)
         if self.result_needed():
             self._y = (z, y)
@@ -138,18 +162,22 @@ class Chain:
     """One recorded call of a reversible stack."""
 
     def __init__(self) -> None:
-        self._last: Optional[InvertedFrame] = None
+        self._last: Any = None
+        self._halves = 0
 
     def half_step(
         self, branch: nn.Module, coupling: Coupling, a: Tensor, b: Tensor, kwargs: Dict[str, Any]
     ) -> Tuple[Tensor, Tensor]:
         """(a, b) -> (b, a + f(b)), streams [batch, seq, width]."""
-        frame = InvertedFrame(branch, coupling, kwargs)
+        kept = KeptInputs((b,), "the input of a reversible stack") if self._halves == 0 else None
+        frame = InvertedFrame(branch, coupling, kwargs, kept)
         out = frame.record(b)
-        if self._last is not None:
+        # Nobody asks for the state after the first half-step: there the input is kept.
+        if self._halves > 1:
             state = State(frame)
             self._last.after, frame.before = state, weakref.ref(state)
         self._last = frame
+        self._halves += 1
         return b, coupling.forward(a, out)
 
     def finish(self, a: Tensor, b: Tensor) -> Tuple[Tensor, Tensor]:
@@ -163,25 +191,18 @@ class Chain:
 class SegmentFrame(Frame):
     """A run of blocks whose inputs are kept until its second run."""
 
-    __slots__ = ("_inputs", "_versions")
+    __slots__ = ("_kept",)
 
     def __init__(self, blocks: Sequence[nn.Module], state: Tensors, kwargs: Dict[str, Any]) -> None:
         def run(*state: Tensor, **kwargs: Any) -> Tensors:
             return _run_blocks(blocks, state, kwargs)
 
         super().__init__(run, blocks, kwargs)
-        self._inputs: Optional[Tensors] = tuple(t.detach() for t in state)
-        self._versions = Versions(self._inputs)
+        self._kept = KeptInputs(state, "the input of a checkpointed segment")
 
     def inputs(self, executing: bool) -> Tensors:
-        """The kept ones; given up if the running backward pass frees its graph."""
-        if self._inputs is None:
-            raise RecomputeError(_FREED)
-        self._versions.check("the input of a checkpointed segment")
-        inputs = self._inputs
-        if graph_is_freed():
-            self._inputs, self._versions = None, Versions(())
-        return inputs
+        """The kept ones."""
+        return self._kept.take()
 
     def result_needed(self) -> bool:
         """Never: the second run ends as soon as the last saved tensor is there."""

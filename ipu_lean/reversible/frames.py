@@ -131,7 +131,7 @@ class Frame:
 
     __slots__ = (
         "function", "modules", "kwargs", "saved", "decisions", "replayed_decisions", "replaying",
-        "_surroundings", "_store", "_hooks", "_needs_grad", "_kwargs_versions", "__weakref__",
+        "_surroundings", "_store", "_hooks", "_needs_grad", "_kwargs_versions", "_recorded", "__weakref__",
     )  # fmt: skip
 
     def __init__(self, function: Callable[..., Any], modules: Sequence[nn.Module], kwargs: Dict[str, Any]) -> None:
@@ -139,7 +139,7 @@ class Frame:
         self.saved: List[Tuple[torch.Size, torch.dtype]] = []
         self.decisions: List[Any] = []
         self.replayed_decisions: Iterator[Any] = iter(())
-        self.replaying = False
+        self.replaying = self._recorded = False
         self._store: Optional[Dict[int, Tensor]] = None
         self._kwargs_versions = Versions(list(kwargs.values()))
 
@@ -153,6 +153,7 @@ class Frame:
         with _Entered(self), torch.autograd.graph.saved_tensors_hooks(hooks.pack, hooks.unpack):
             out = self.function(*inputs, **self.kwargs)
         self._surroundings.settle()
+        self._recorded = True
         if versions.changed():
             raise RecomputeError(f"{self.describe()} changes its input in place; a recomputed branch must leave it alone")
         return out
@@ -163,6 +164,8 @@ class Frame:
 
     def fetch(self, number: int) -> Tensor:
         """The tensor that the first run saved as `number`."""
+        if not self._recorded:
+            raise RecomputeError(f"{self.describe()} asks for gradients inside its own forward pass; use `memory.engine: store`")
         if torch.is_grad_enabled() and torch._C._current_graph_task_id() != -1:
             raise RecomputeError(
                 "gradients of gradients (create_graph=True) cannot pass a recomputed stack; use `memory.engine: store` for them"
