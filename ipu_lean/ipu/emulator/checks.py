@@ -24,6 +24,11 @@ class Violation(NamedTuple):
         return self.message if self.where is None else f"{self.message} ({self.where})"
 
 
+def in_order(live: Set[fx.Node]) -> List[fx.Node]:
+    """The living nodes as they were recorded, so that what comes first in the program is reported first."""
+    return [node for node in next(iter(live)).graph.nodes if node in live] if live else []
+
+
 def execution_mode(options: Options) -> int:
     """0 pipelined, 1 sharded, 2 phased."""
     return options._execution_strategy.backendOptions()["execution_mode"]
@@ -32,7 +37,7 @@ def execution_mode(options: Options) -> int:
 def unsupported_ops(live: Set[fx.Node]) -> Iterator[Violation]:
     """Ops without a handler (ErrorOnUnsupportedAten.cpp:30). Ops of constants only are computed on the host and may be any."""
     seen: Set[Any] = set()
-    for node in sorted(live, key=lambda item: item.name):
+    for node in in_order(live):
         name = node.meta.get("op", "")
         if node.meta.get("kind") != "op" or not name.startswith("aten::") or node.meta["constant"]:
             continue
@@ -66,7 +71,7 @@ def _elements(shape: Any) -> int:
 
 def active_blocks(live: Set[fx.Node]) -> Iterator[Violation]:
     """Every op must be in a block once one was closed (CompilerImpl.cpp:424-427)."""
-    for node in sorted(live, key=lambda item: item.name):
+    for node in in_order(live):
         if node.meta.get("kind") == "op" and not node.meta["constant"] and node.meta["ipu"] < 0:
             message = f"No active Block, all the ops must belong to a Block: {node.meta['op']}"
             yield Violation("block", message, node.meta["where"])
@@ -119,7 +124,7 @@ def stage_order(live: Set[fx.Node], options: Options) -> Iterator[Violation]:
     """Data may only flow to the same or a later stage (overview.rst:394-411)."""
     if execution_mode(options) != 0 or len(used_ipus(live)) < 2:
         return
-    for node in sorted(live, key=lambda item: item.name):
+    for node in in_order(live):
         if node.meta.get("kind") != "op":
             continue
         for source in node.all_input_nodes:
@@ -180,7 +185,7 @@ def loss_scaling(live: Set[fx.Node], options: Options) -> Iterator[Violation]:
 
 def overlapped_io(live: Set[fx.Node], options: Options) -> Iterator[Violation]:
     """Not with pipelines, and only with IO tiles and output mode All or Sum (Compiler.cpp:1766-1785)."""
-    for node in sorted(live, key=lambda item: item.name):
+    for node in in_order(live):
         if not node.meta.get("op", "").startswith("poptorch::set_overlap") or node.args[1] == "no_overlap":
             continue
         if execution_mode(options) == 0:

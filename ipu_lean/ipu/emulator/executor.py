@@ -119,6 +119,9 @@ class PoplarExecutor(DeviceState, Latencies):
         start = time.time()
         if self.per_replica_params:
             raise createPoptorchError(f"replicaGrouping of weights is not emulated: {sorted(self.per_replica_params)}")
+        if self._options.Distributed.numProcesses > 1:
+            raise createPoptorchError(f"Options.Distributed has {self._options.Distributed.numProcesses} processes: the emulator "
+                                      "does not exchange gradients between them. Use replicationFactor in one process")
         for tensor in given.tensors():
             if tensor.requires_grad:
                 logger.warning("Input tensor has requires_grad=True set; it is detached")

@@ -14,6 +14,7 @@ from .errors import Error
 from .oprules import run_on_shapes
 from .recorder import META, Recorder
 from .structures import flatten, map_tensors
+from .tracestate import current_recorder
 
 # The losses that carry PopTorch's mark (supported_ops.rst:381-395) and reach torch's dispatcher in pieces.
 _LOSS_NAMES = ("l1_loss", "kl_div", "poisson_nll_loss", "hinge_embedding_loss", "binary_cross_entropy_with_logits",
@@ -108,19 +109,22 @@ def factories_on_device(recorder: Recorder) -> Iterator[None]:
     def forced(function: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(function)
         def wrapper(*args: Any, **kwargs: Any) -> Any:
-            if "device" not in kwargs and not any(not tensor.is_meta for tensor in flatten([args, kwargs])):
+            ours = current_recorder() is recorder and "device" not in kwargs
+            if ours and all(tensor.is_meta for tensor in flatten([args, kwargs])):
                 kwargs["device"] = META
             return function(*args, **kwargs)
 
         return wrapper
 
     def tensor(data: Any, **kwargs: Any) -> Any:
+        if current_recorder() is not recorder:
+            return saved["tensor"](data, **kwargs)
         device = kwargs.pop("device", META)
         made = saved["tensor"](data, **kwargs)
         return recorder.constant(made) if torch.device(device).type == "meta" else made.to(device)
 
     def normal(*args: Any, **kwargs: Any) -> Any:
-        on_device = not flatten([args, kwargs]) and "device" not in kwargs
+        on_device = current_recorder() is recorder and not flatten([args, kwargs]) and "device" not in kwargs
         return saved["normal"](*args, **(dict(kwargs, device=META) if on_device else kwargs))
 
     validate = torch.distributions.Distribution._validate_args

@@ -35,6 +35,7 @@ class Recorder:
         self.last_ipu, self.switches = 0, 0
         self.paused = False
         self.detaching = False
+        self.began_with_grad = torch.is_grad_enabled()
         self.notes: List[Tuple[str, Where]] = []
         self._groups: Dict[int, Tuple[Any, int]] = {}
         self._kept: List[torch.Tensor] = []
@@ -112,7 +113,7 @@ class Recorder:
         constant = not random and all(item is not None and item.meta["constant"] for item in inputs)
         node.meta.update(kind="op", op=name, where=self.where(), ipu=self.ipu, stage=self.stage, phase=self.phase, loss=loss,
                          constant=constant, random=random, mutates={self.group_of(tensor) for tensor in mutated},
-                         no_grad=not torch.is_grad_enabled())
+                         no_grad=self.began_with_grad and not torch.is_grad_enabled())
         for tensor in flatten(result):
             check_dtype(tensor, self)
         node.meta["dtypes"] = tuple(tensor.dtype for tensor in flatten(result))

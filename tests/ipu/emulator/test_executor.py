@@ -101,6 +101,30 @@ def test_connection_never_only_compiles() -> None:
         executor.attachToDevice()
 
 
+def test_several_processes_are_refused() -> None:
+    """Gradients would not be exchanged, and each process would train a model of its own."""
+    made = poptorch.Options()
+    made.Distributed.configureProcessId(1, 2)
+    with pytest.raises(poptorch.Error, match="2 processes"):
+        poptorch.inferenceModel(nn.Identity(), made).compile(X)
+
+
+def test_calls_without_gradients_and_in_inference_mode() -> None:
+    """The surrounding grad mode is no part of the graph: training trains, and nothing is noted."""
+    torch.manual_seed(0)
+    made = Calls(lambda m, x: poptorch.identity_loss(m.layer(x).square(), "mean"))
+    before = made.layer.weight.detach().clone()
+    executor = poptorch.trainingModel(made)
+    with torch.no_grad():
+        executor(torch.ones(2, 4))
+    assert executor._trace.notes == [] and not torch.equal(made.layer.weight, before)
+    executor.destroy()
+    with torch.inference_mode():
+        twin = poptorch.inferenceModel(made)
+        assert torch.equal(twin(torch.ones(2, 4)), made(torch.ones(2, 4)))
+        twin.destroy()
+
+
 def test_latencies_are_triples() -> None:
     """python/_poplar_executor.py:1323-1480."""
     executor = poptorch.inferenceModel(nn.Identity())

@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import inspect
+import sys
 from typing import Any, List
 
 import pytest
@@ -17,6 +18,9 @@ ABSENT = {"poptorch.poptorchAtExit", "poptorch.ctc_beam_search_decoder", "poptor
           "poptorch.registerCustomArgParser", "poptorch.registerGeometricCustomArgParsers", "poptorch.ICustomArgParser",
           "poptorch.module_repr", "poptorch.print", "poptorch.testing.allclose", "poptorch.accessAttributes",
           "poptorch.getIpuTensorId", "poptorch.profiling.Channel"}
+STANDARD = {"abc", "collections", "contextlib", "copy", "copyreg", "datetime", "enum", "functools", "gc", "inspect", "itertools",
+            "json", "logging", "math", "numbers", "operator", "os", "pathlib", "queue", "sys", "threading", "time", "types",
+            "typing", "weakref"}
 GROUPS = ("Training", "Precision", "TensorLocations", "Distributed", "Jit", "_Popart")
 
 
@@ -79,6 +83,20 @@ def test_nothing_public_is_made_up() -> None:
     submodules = {name for name, value in vars(poptorch).items() if inspect.ismodule(value)}
     made_up = [name for name in vars(poptorch) if not name.startswith("_") and name not in known | submodules]
     assert made_up == []
+
+
+def test_the_emulator_stands_alone() -> None:
+    """It could be published without the rest: torch, the standard library, and its own modules."""
+    import ast
+    from pathlib import Path
+
+    allowed = {"torch", "__future__"} | getattr(sys, "stdlib_module_names", STANDARD)
+    for path in Path(poptorch.__file__).parent.glob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            if isinstance(node, ast.ImportFrom) and node.level == 0:
+                names = [node.module or ""]
+            assert all(name.split(".")[0] in allowed for name in names), (path.name, names)
 
 
 def test_groups_are_private_classes_of_options() -> None:
