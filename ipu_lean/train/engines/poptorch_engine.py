@@ -76,6 +76,11 @@ class PopTorchEngine:
         """Texts for the run directory by file name: the placement, and the options as PopTorch has them."""
         return {"ipu_placement.txt": self.placement.table + "\n", "ipu_options.txt": describe_options(self.options)}
 
+    def compile(self, batch: Batch) -> None:
+        """Compile the training step for batches of this shape, and run nothing."""
+        with self._failures():
+            self._take(self.executor, _tensors(batch))
+
     # -- one call --------------------------------------------------------------------------------------------------------
     def train_step(self, batch: Batch) -> StepResult:
         """`device_iterations` weight updates from as many of this process's global batches, one after another."""
