@@ -32,6 +32,7 @@ class DeviceState:
     _dirty_host_weights: bool
     _host_weights_version: int
     _ipus: int
+    _names: Dict[int, str]
     _remembered: Dict[str, Tuple[torch.Tensor, torch.Tensor]]
 
     def isCompiled(self) -> bool:
@@ -136,16 +137,22 @@ class DeviceState:
         self._optimizer = optimizer
         converted = optimconvert.convert(optimizer, self._tracker, self._options, self.isCompiled())
         if self._executable is not None and converted != self._converted:
-            self._executable.set_optimizer(converted, self._groups(self._host()))
+            self._executable.set_optimizer(converted, self._groups())
         self._converted = converted
         if self.isAttachedToDevice():
             self._write_optimizer_state()
 
-    def _groups(self, host: Dict[str, torch.Tensor]) -> List[List[str]]:
-        """Names of the parameters in each optimizer group, found by their data; KeyError for one that is not in the model."""
-        by_data = {tensor.data_ptr(): name for name, tensor in host.items()}
+    def _groups(self) -> List[List[str]]:
+        """Names of the parameters in each optimizer group, found by their data; KeyError for one that is not in the model.
+
+        Objects that were seen before are known by identity: reading their data would copy the weights back.
+        """
         assert self._optimizer is not None
-        return [[by_data[parameter.data_ptr()] for parameter in group["params"]] for group in self._optimizer.param_groups]
+        parameters = [parameter for group in self._optimizer.param_groups for parameter in group["params"]]
+        if any(id(parameter) not in self._names for parameter in parameters):
+            by_data = {tensor.data_ptr(): name for name, tensor in self._host().items()}
+            self._names.update({id(parameter): by_data[parameter.data_ptr()] for parameter in parameters})
+        return [[self._names[id(parameter)] for parameter in group["params"]] for group in self._optimizer.param_groups]
 
     def _read_optimizer_state(self) -> None:
         optimizer = self._optimizer

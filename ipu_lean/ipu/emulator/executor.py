@@ -47,6 +47,7 @@ class PoplarExecutor(DeviceState, Latencies):
         self._is_attached = False
         self._dirty_host_weights = False
         self._host_weights_version = 0
+        self._names: Dict[int, str] = {}
         self._remembered: Dict[str, Tuple[torch.Tensor, torch.Tensor]] = {}
         self._optimizer: Optional[torch.optim.Optimizer] = None
         self._converted: Optional[optimconvert.Converted] = None
@@ -133,7 +134,7 @@ class PoplarExecutor(DeviceState, Latencies):
         refuse(traced.violations)
         for message, where in traced.notes:
             logger.warning("%s (%s)" if where.file else "%s%.0s", message, where)
-        groups = self._groups(host) if self._training else []
+        groups = self._groups() if self._training else []
         self._trace, self._compiled_for = traced, given.map(lambda tensor: torch.empty_like(tensor, device="meta"))
         executable = Executable(traced, self._options, self._training, host, self._converted, groups)
         executable.anchors()

@@ -106,7 +106,9 @@ def test_set_optimizer_takes_effect_and_host_edits_alone_do_not() -> None:
     optimizer.param_groups[0]["lr"] = 0.0
     executor(X)
     assert not torch.equal(made.layer.weight, weight)
+    executor(X)
     executor.setOptimizer(optimizer)
+    assert executor._dirty_host_weights  # a schedule does not copy the weights back
     weight = made.layer.weight.detach().clone()
     executor(X)
     assert torch.equal(made.layer.weight, weight)
