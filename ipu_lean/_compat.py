@@ -4,7 +4,8 @@ Nothing else in the package asks for torch's version.
 """
 from __future__ import annotations
 
-from typing import Any, Dict, List, Tuple
+import inspect
+from typing import Any, Dict, List, Optional, Tuple
 
 import torch
 from torch import nn
@@ -51,3 +52,18 @@ def load_state_assign(module: nn.Module, state: Dict[str, torch.Tensor]) -> None
 def parameter_hook_after_accumulation(parameter: nn.Parameter, hook: Any) -> Any:
     """Run `hook(parameter)` when its gradient is complete; torch 2.0.1 has no such hook (raises AttributeError)."""
     return parameter.register_post_accumulate_grad_hook(hook)
+
+
+def data_parallel(module: nn.Module, device_ids: Optional[List[int]]) -> nn.Module:
+    """DDP around `module` that exchanges gradients only: buffers are the same everywhere. torch 2.13 renamed that option."""
+    wrapper = nn.parallel.DistributedDataParallel
+    names = inspect.signature(wrapper.__init__).parameters
+    quiet = "forward_sync_buffers" if "forward_sync_buffers" in names else "broadcast_buffers"
+    return wrapper(module, device_ids=device_ids, gradient_as_bucket_view=True, **{quiet: False})
+
+
+def reduce_scatter(output: torch.Tensor, source: torch.Tensor) -> None:
+    """Each process gets its part of the sum over processes; torch 2.13 renamed it."""
+    import torch.distributed as dist
+
+    (getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor)(output, source)

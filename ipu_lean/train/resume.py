@@ -26,8 +26,10 @@ SAFE = (
     "train.processes",
     "train.strategy",
     "data.cache",
+    "device",
+    "ipu.",
 )
-"""Keys, and sections with a final dot, that a resumed run may change."""
+"""Keys, and sections with a final dot, that a resumed run may change. Devices compute the same, up to rounding."""
 
 
 def is_safe(key: str) -> bool:
@@ -38,8 +40,10 @@ def is_safe(key: str) -> bool:
 
 
 def differing(one: Dict[str, Any], other: Dict[str, Any]) -> List[str]:
-    """Dotted keys whose values differ."""
-    return sorted(key for key in set(one) | set(other) if one.get(key) != other.get(key))
+    """Dotted keys whose values differ. A key that one of them lacks (it was written by another release) stands at its default."""
+    default = flat(Config())
+    keys = (set(one) | set(other)) & set(default)
+    return sorted(key for key in keys if one.get(key, default[key]) != other.get(key, default[key]))
 
 
 def resumed_config(config_file: Path, overrides: Sequence[str]) -> Tuple[Config, List[str]]:

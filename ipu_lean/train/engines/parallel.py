@@ -13,6 +13,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from ipu_lean import _compat
 from ipu_lean.config import Config
 from ipu_lean.errors import CheckpointError, EnvironmentProblem
 from ipu_lean.train.world import World
@@ -31,7 +32,7 @@ def wrap(step: nn.Module, strategy: str, world: World) -> nn.Module:
         return step
     if strategy == "ddp":
         ids = [world.device.index] if world.device.type == "cuda" else None
-        return nn.parallel.DistributedDataParallel(step, device_ids=ids, broadcast_buffers=False, gradient_as_bucket_view=True)
+        return _compat.data_parallel(step, ids)
     from torch.distributed.fsdp import FullyShardedDataParallel, ShardingStrategy
 
     try:
@@ -51,7 +52,7 @@ def wrap(step: nn.Module, strategy: str, world: World) -> nn.Module:
 def _probe_reduce_scatter(world: World) -> None:
     """FSDP meets this operation only in its first backward pass; ask for it now, where the error can still be explained."""
     source = torch.zeros(world.size, device=world.device)
-    dist.reduce_scatter_tensor(torch.zeros(1, device=world.device), source)
+    _compat.reduce_scatter(torch.zeros(1, device=world.device), source)
 
 
 def no_sync(module: nn.Module) -> ContextManager[Any]:

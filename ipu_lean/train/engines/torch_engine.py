@@ -60,6 +60,17 @@ class TorchEngine:
         self.evaluated = self.wrapped if self.sharded else step
         self.optimizer = make_optimizer(step.model) if make_optimizer else None
         self.scale = LossScale(config.train.fp16_scale) if config.precision == "fp16-mixed" else None
+        if strategy == "ddp":
+            self._settle()
+
+    def _settle(self) -> None:
+        """One pass that trains nothing. DDP lays its buckets out anew after its first backward pass, which changes the order in
+        which gradients are added: without this, a resumed run's first step would round unlike the same step of an uninterrupted
+        run."""
+        shape = (self.config.batch.micro, self.config.model.seq)
+        loss, _ = self.wrapped(*self._tensors((np.zeros(shape, np.int32), np.zeros(shape, np.int32))))
+        loss.backward()
+        self.optimizer.zero_grad(set_to_none=True)
 
     def describe(self) -> Dict[str, str]:
         """Nothing that the configuration does not say."""
