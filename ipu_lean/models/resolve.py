@@ -16,6 +16,13 @@ def spec_of(config: Config, vocab: Optional[int] = None) -> GPTSpec:
     1 / head size of Yang et al. 2021 where they grow with width.
     """
     model, mup, memory = config.model, config.mup, config.memory
+    if model.tied and mup.readout_zero_init:
+        raise ConfigError(
+            "a tied readout is the embedding, which does not start at zero",
+            key="mup.readout_zero_init",
+            value=True,
+            suggestion="remove it, or set `model.tied: false`",
+        )
     base = derived.base_model(config)
     size = derived.head_size(model)
     base_size = size if base is None else derived.head_size(base)
@@ -31,7 +38,7 @@ def spec_of(config: Config, vocab: Optional[int] = None) -> GPTSpec:
         embedding_std=mup.embedding_std,
         init_scale=mup.init_scale,
         query_zero_init=derived.query_zero_init(config),
-        readout_zero_init=derived.readout_zero_init(config),
+        readout_zero_init=derived.readout_zero_init(config) and not model.tied,
         embedding_mult=mup.embedding_mult,
         output_mult=mup.output_mult,
         engine=derived.engine(config),

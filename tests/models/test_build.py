@@ -189,6 +189,7 @@ WRONG = {
         refused({"base": {**BASE, "seq": 24, "positions": "learned"}}, positions="learned"),
         "mup.base.seq",
     ),
+    "a tied readout at zero": (refused({"base_width": 8, "readout_zero_init": True}), "mup.readout_zero_init"),
     "no base": (refused({"parametrization": "mup"}), "mup.base_width"),
     "base that heads do not divide": (refused({"base_width": 9}), "mup.base_width"),
     "heads that do not divide": (refused(heads=3), "model.heads"),
