@@ -64,7 +64,8 @@ def _plain_sums(readout: Readout, x: torch.Tensor, y: torch.Tensor) -> Tuple[tor
     logits = logits.to(_wide(logits.dtype))
     correct = (logits.detach().argmax(-1) == y).sum(dtype=torch.float32)
     if not transformed(logits):
-        return F.cross_entropy(logits, y.long(), reduction="sum", ignore_index=IGNORED), correct
+        # PopART gives a summed loss that feeds other operations the shape (1,) (RemoveSurplusIdentityLosses.cpp:71).
+        return F.cross_entropy(logits, y.long(), reduction="sum", ignore_index=IGNORED).reshape(()), correct
     kept = y != IGNORED  # torch 2.0's cross entropy takes -100 for an index under vmap
     target = torch.where(kept, y, torch.zeros_like(y)).long()[:, None]
     losses = torch.logsumexp(logits, -1) - logits.gather(-1, target).squeeze(-1)
