@@ -18,7 +18,7 @@ def format_table(comparison: Comparison, reference: Trace, candidate: Trace, eve
     lines += ["", f"{'kind':<11}{'step':>5} {'relative':>9} {'limit':>8} {'max abs':>9} {'1-cosine':>9}  {'status':<9} tensor"]
     for kind in KINDS:
         for row in _chosen(comparison, kind, every):
-            lines.append(_line(row, getattr(comparison.tolerances, kind)))
+            lines.append(_line(row))
     lines += ["", *_remarks(comparison, reference, candidate)]
     return "\n".join(lines)
 
@@ -53,8 +53,8 @@ def _chosen(comparison: Comparison, kind: str, every: bool) -> List[Row]:
     return [*bad, *([worst] if worst is not None and worst not in bad else []), *(row for row in quiet if row.step == last)]
 
 
-def _line(row: Row, limit: float) -> str:
-    judged = f"{limit:>8.0e}" if row.status in ("ok", "differs") else f"{'-':>8}"
+def _line(row: Row) -> str:
+    judged = f"{row.limit:>8.0e}" if row.status in ("ok", "differs") else f"{'-':>8}"
     angle = f"{max(0.0, 1.0 - row.cosine):>9.1e}" if row.cosine == row.cosine else f"{'-':>9}"
     return f"{row.kind:<11}{row.step:>5} {row.relative:>9.1e} {judged} {row.max_abs:>9.1e} {angle}  {row.status:<9} {row.name}"
 
