@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import ipu_lean.ipu.emulator as poptorch
-from ipu_lean.ipu import PopTrainStep, make_options, make_optimizer, place, to_precision
+from ipu_lean.ipu import PopTrainStep, make_optimizer, make_options, place, to_precision
 from ipu_lean.ipu.emulator.examine import examine
 from ipu_lean.models import TrainStep
 from tests.ipu.helpers import batch_for, ipu_config, lively
@@ -32,8 +32,8 @@ MODELS: Dict[str, Dict[str, Any]] = {
 
 def looked_at(config: Any, model: nn.Module) -> Any:
     inputs = tuple(torch.from_numpy(array) for array in batch_for(config, config.batch.device_iterations))
-    options = make_options(config, poptorch)
-    return examine(PopTrainStep(model, poptorch), inputs, options=options.train, optimizer=make_optimizer(model, config, poptorch))
+    options, optimizer = make_options(config, poptorch).train, make_optimizer(model, config, poptorch)
+    return examine(PopTrainStep(model, poptorch), inputs, options=options, optimizer=optimizer)
 
 
 @pytest.mark.parametrize("precision", ["fp32", "fp16-ipu"])
