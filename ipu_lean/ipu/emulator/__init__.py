@@ -2,7 +2,14 @@
 
 `import ipu_lean.ipu.emulator as poptorch`. A model's `forward` is called once, on shape-only tensors; each op is checked against
 PopTorch's table; the traced graph is then replayed with real tensors. Gradients are those of the traced ops: a Python backward
-(`autograd.Function`, checkpointing, hooks) has no effect. Weights live on an emulated device, apart from the host's.
+(`autograd.Function`, checkpointing, hooks) has no effect. Weights live on an emulated device, apart from the host's. float16 is
+rounded after each op, stochastically on request.
+
+Beyond PopTorch: `examine.examine` (all that is wrong with a step), `verify.gradient_gaps` (traced gradients beside Python's own),
+`machine.set_machine` (how many IPUs there are; by default one attached executor holds them all).
+Not emulated: memory and time; saved executables; custom and host ops in a trace; weights that differ between replicas; several
+processes (all refused). float16 partial sums, and the steps of automatic loss scaling, which stays where it is set (accepted, with
+a warning for the latter); the order in which argsort leaves equal keys. Loops are unrolled.
 """
 from __future__ import annotations
 

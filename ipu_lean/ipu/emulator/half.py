@@ -13,6 +13,7 @@ import torch
 from .structures import map_tensors
 
 _SMALLEST_NORMAL, _SUBNORMAL_STEP = 2.0 ** -14, 2.0 ** -24
+_FRACTION = 1 << 13
 _stochastic = [False]
 
 
@@ -33,12 +34,23 @@ def round_half(x: torch.Tensor) -> torch.Tensor:
     """
     if not _stochastic[-1]:
         return x.half()
-    x = x.detach()
-    noise = torch.randint(0, 1 << 13, x.shape, dtype=torch.int32)  # float32 has 13 fraction bits more
-    normal = ((x.contiguous().view(torch.int32) + noise) & ~((1 << 13) - 1)).view(torch.float32)
-    subnormal = torch.floor(x / _SUBNORMAL_STEP + noise.float() / (1 << 13)) * _SUBNORMAL_STEP
-    rounded = torch.where(x.abs() < _SMALLEST_NORMAL, subnormal, normal)
-    return torch.where(torch.isfinite(x), rounded, x).half()
+    x = x.detach().contiguous()
+    if x.dim() == 0:
+        return round_half(x.reshape(1)).reshape(())
+    noise = _noise(x)
+    rounded = x.view(torch.int32).add(noise).bitwise_and_(-_FRACTION).view(torch.float32)  # infinities stay as they are
+    small = (x.abs() < _SMALLEST_NORMAL).nonzero(as_tuple=True)  # few: their spacing no longer shrinks with them
+    if small[0].numel():
+        steps = x[small] / _SUBNORMAL_STEP + noise[small].float() / _FRACTION
+        rounded[small] = torch.floor(steps) * _SUBNORMAL_STEP
+    return rounded.half()
+
+
+def _noise(x: torch.Tensor) -> torch.Tensor:
+    """Random integers below 2^13, shaped as `x`: float32 has that many fraction bits more. Four come out of one 64-bit draw."""
+    count = x.numel()
+    drawn = torch.empty((count + 3) // 4, dtype=torch.int64).random_()
+    return drawn.view(torch.int16)[:count].bitwise_and_(_FRACTION - 1).view(x.shape)
 
 
 class _ToHalf(torch.autograd.Function):
