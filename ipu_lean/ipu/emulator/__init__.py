@@ -7,9 +7,9 @@ rounded after each op, stochastically on request.
 
 Beyond PopTorch: `examine.examine` (all that is wrong with a step), `verify.gradient_gaps` (traced gradients beside Python's own),
 `machine.set_machine` (how many IPUs there are; by default one attached executor holds them all).
-Not emulated: memory and time; saved executables; custom and host ops in a trace; weights that differ between replicas; several
-processes (all refused). float16 partial sums, and the steps of automatic loss scaling, which stays where it is set (accepted, with
-a warning for the latter); the order in which argsort leaves equal keys. Loops are unrolled.
+Refused because they are not emulated: saved executables, custom and host ops in a trace, weights that differ between replicas,
+several processes. Accepted and not reproduced: memory and time, float16 partial sums, the steps of automatic loss scaling (a
+warning says that it stays where it is set), the order in which argsort leaves equal keys. Loops are unrolled.
 """
 from __future__ import annotations
 
