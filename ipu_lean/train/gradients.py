@@ -35,6 +35,12 @@ def clip_factor(norm: float, largest: float) -> float:
     return float(torch.clamp(largest / (torch.tensor(norm, dtype=torch.float32) + CLIP_EPS), max=1.0))
 
 
+def divide(gradients: List[torch.Tensor], divisor: float) -> None:
+    """Divide all of them in place. Division and multiplication by the reciprocal round differently."""
+    if gradients and divisor != 1.0:
+        torch._foreach_div_(gradients, divisor)
+
+
 def scale_gradients(gradients: List[torch.Tensor], factor: float) -> None:
     """Multiply all of them in place."""
     if gradients and factor != 1.0:

@@ -91,13 +91,17 @@ class TorchEngine:
         loss, totals = self._reduce(losses, sums, rows // micro)
         if not math.isfinite(loss):
             raise RunError(f"the loss is {loss} at step {self.update + 1}.")
-        norm, skipped = self._apply()
+        norm, skipped = self._apply(rows // micro)
         self.update += 1
         tokens = int(batch[1].size) * self.world.size
         return StepResult(loss, tuple(totals), self.config.optimizer.lr * factor, tokens, None if skipped else norm, skipped)
 
     def _accumulate(self, batch: Batch, count: int) -> Any:
-        """Forward and backward of `count` micro-batches; gradients are exchanged in the last one only."""
+        """Forward and backward of `count` micro-batches; gradients are exchanged in the last one only.
+
+        They are left as sums: `_apply` divides once, which is PopTorch's order (`MeanReductionStrategy.Post`), so that the two round
+        alike.
+        """
         scale = 1.0 if self.scale is None else self.scale.scale
         tokens, labels = self._tensors(batch)
         losses: List[torch.Tensor] = []
@@ -107,7 +111,7 @@ class TorchEngine:
             with parallel.no_sync(self.wrapped) if not last else contextlib.nullcontext():
                 with autocast(self.config.precision, self.world.device.type):
                     loss, part = self.wrapped(x, y)
-                (loss * scale / count if scale != 1.0 else loss / count).backward()
+                (loss * scale if scale != 1.0 else loss).backward()
             losses.append(loss.detach())
             sums.append(part.detach())
         return losses, sums
@@ -118,20 +122,24 @@ class TorchEngine:
         values = self.world.sum(flat.tolist())
         return values[0] / (count * self.world.size), values[1:]
 
-    def _apply(self) -> Any:
-        """Unscale, check, clip and step; returns (gradient norm, whether the update was skipped)."""
+    def _apply(self, count: int) -> Any:
+        """Mean of `count` summed micro-batches, unscale, check, clip and step.
+
+        Returns (gradient norm, whether the update was skipped).
+        """
         parameters = [parameter for group in self.optimizer.param_groups for parameter in group["params"]]
         found = gradients.gradients_of(parameters)
         scale = 1.0 if self.scale is None else self.scale.scale
-        norm = float(gradients.global_norm(found, sharded=self.sharded, device=self.world.device)) / scale
+        gradients.divide(found, scale * count)
+        norm = float(gradients.global_norm(found, sharded=self.sharded, device=self.world.device))
         if not math.isfinite(norm):
             if self.scale is None:
                 raise RunError(f"the gradient's norm is {norm} at step {self.update + 1}.")
             self.scale.update(True, self.update + 1)
             return norm, True
         clip = self.config.train.clip
-        factor = 1.0 if clip is None else gradients.clip_factor(norm, clip)
-        gradients.scale_gradients(found, factor / scale)
+        if clip is not None:
+            gradients.scale_gradients(found, gradients.clip_factor(norm, clip))
         self.optimizer.step()
         if self.scale is not None:
             self.scale.update(False, self.update + 1)
