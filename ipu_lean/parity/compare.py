@@ -226,8 +226,8 @@ def diagnose(rows: List[Row], first: Optional[Row], muted: List[str], unjudged: 
         return _diagnose_gradients([row for row in rows if row.kind == "gradient"], first)
     if first.kind == "loss":
         return (
-            f"activations and gradients of the start agree, and the loss differs at update {first.step}: look at "
-            "batches, the mean over micro-batches, or the update before."
+            f"activations and gradients of the start agree, and the loss differs at update {first.step}: look at the batches and "
+            "their mean, or at the update before (schedule, rate, decay, clipping)."
         )
     return (
         f"gradients of the start agree, and `{first.name}` differs after {first.step} updates: look at its optimizer group "
