@@ -9,41 +9,18 @@ one rename makes it visible. A reader trusts no name: it takes the newest direct
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import shutil
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Callable, Dict, List, Optional, Tuple
+from typing import Callable, List, Optional
 
-import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
-
-from ipu_lean import _compat
 from ipu_lean.errors import CheckpointError
-from ipu_lean.train.files import disk_guard, fsync_directory, fsync_file, read_json, remove_tree, sha256, write_atomic
+from ipu_lean.train.files import disk_guard, fsync_directory, remove_tree, write_atomic
+from ipu_lean.train.snapshot import Snapshot, damage, write_files
 
-SCHEMA = 1
 _NAME = re.compile(r"step-(\d+)$")
 Say = Callable[[str], None]
-
-
-@dataclass
-class Snapshot:
-    """Everything a run needs to go on.
-
-    `model`: full tensors by name (on CPU); `optimizer`: `{"state": {name: {key: tensor}}, "groups": [...]}`, empty when only the
-    weights were asked for; `trainer`: plain JSON (step, RNG, data position, …); `roles`: the text of roles.json;
-    `save_tokenizer`: writes the tokenizer's files into a directory.
-    """
-
-    model: Dict[str, torch.Tensor]
-    optimizer: Dict[str, Any]
-    trainer: Dict[str, Any]
-    roles: str
-    save_tokenizer: Optional[Callable[[str], None]] = None
 
 
 def step_name(step: int) -> str:
@@ -138,7 +115,7 @@ class CheckpointStore:
                 self.root.mkdir(parents=True, exist_ok=True)
                 shutil.rmtree(temporary, ignore_errors=True)
                 temporary.mkdir()
-                _write_files(temporary, step, snapshot)
+                write_files(temporary, step, snapshot)
                 if final.exists():
                     remove_tree(final)
                 os.replace(temporary, final)
@@ -182,103 +159,3 @@ class CheckpointStore:
                     shutil.rmtree(entry, ignore_errors=True)
                 elif entry.name.startswith(".") and ".tmp-" in entry.name:
                     entry.unlink()
-
-
-def _write_files(folder: Path, step: int, snapshot: Snapshot) -> None:
-    """All files of one checkpoint, flushed, the manifest last."""
-    tensors, ties = untie(snapshot.model)
-    # One metadata key only: safetensors writes several in an order that differs between processes, and files are compared.
-    save_file(tensors, str(folder / "model.safetensors"), metadata={"format": "pt"})
-    torch.save(snapshot.optimizer, str(folder / "optimizer.pt"))
-    (folder / "roles.json").write_text(snapshot.roles, encoding="utf-8")
-    (folder / "trainer.json").write_text(json.dumps(snapshot.trainer, indent=1) + "\n", encoding="utf-8")
-    if snapshot.save_tokenizer is not None:
-        (folder / "tokenizer").mkdir()
-        snapshot.save_tokenizer(str(folder / "tokenizer"))
-    entries = {}
-    for path in sorted(folder.rglob("*")):
-        if path.is_file():
-            fsync_file(path)
-            entries[path.relative_to(folder).as_posix()] = {"sha256": sha256(path), "bytes": path.stat().st_size}
-        else:
-            fsync_directory(path)
-    manifest = {"schema": SCHEMA, "step": step, "ties": ties, "files": entries}
-    write_atomic(folder / "manifest.json", json.dumps(manifest, indent=1) + "\n")
-
-
-def untie(state: Dict[str, torch.Tensor]) -> Tuple[Dict[str, torch.Tensor], Dict[str, str]]:
-    """Tensors that share memory are stored once: ({name: tensor}, {left-out name: stored name})."""
-    stored: Dict[str, torch.Tensor] = {}
-    ties: Dict[str, str] = {}
-    seen: Dict[Tuple[int, Tuple[int, ...], Tuple[int, ...]], str] = {}
-    for name, tensor in state.items():
-        key = (tensor.data_ptr(), tuple(tensor.shape), tuple(tensor.stride()))
-        if tensor.numel() and key in seen:
-            ties[name] = seen[key]
-            continue
-        seen[key] = name
-        stored[name] = tensor.detach().cpu().contiguous()
-    return stored, ties
-
-
-# -- reading -----------------------------------------------------------------------------------------------------------------
-def damage(path: Path) -> Optional[str]:
-    """What is wrong with the checkpoint in `path`, in words; None when every file agrees with the manifest."""
-    manifest = read_json(path / "manifest.json")
-    if not isinstance(manifest, dict) or not isinstance(manifest.get("files"), dict):
-        return "manifest.json is missing or unreadable"
-    if manifest.get("schema") != SCHEMA:
-        return f"manifest.json has schema {manifest.get('schema')!r}, this version reads {SCHEMA}"
-    for name, entry in manifest["files"].items():
-        file = path / name
-        if not file.is_file():
-            return f"{name} is missing"
-        if file.stat().st_size != entry["bytes"] or sha256(file) != entry["sha256"]:
-            return f"{name} differs from its checksum"
-    for name in ("model.safetensors", "optimizer.pt", "roles.json", "trainer.json"):
-        if name not in manifest["files"]:
-            return f"{name} is not in the manifest"
-    return None
-
-
-def read(path: Path, *, weights_only: bool = False) -> Snapshot:
-    """The snapshot in `path` (checked before by `find` or `latest`). CheckpointError names the file that cannot be read."""
-    trainer = read_json(path / "trainer.json")
-    if not isinstance(trainer, dict):
-        raise CheckpointError(f"{path / 'trainer.json'} cannot be read.")
-    optimizer: Dict[str, Any] = {}
-    if not weights_only:
-        try:
-            optimizer = _compat.load_weights(str(path / "optimizer.pt"))
-        except Exception as error:  # torch raises many kinds for a file that is not its own
-            raise CheckpointError(f"{path / 'optimizer.pt'} cannot be read: {str(error).splitlines()[0]}") from error
-    return Snapshot(read_model(path), optimizer, trainer, (path / "roles.json").read_text(encoding="utf-8"))
-
-
-def read_model(path: Path) -> Dict[str, torch.Tensor]:
-    """Weights of the checkpoint in `path` by name, tied names included (they share memory)."""
-    file = path / "model.safetensors"
-    try:
-        tensors = load_file(str(file))
-    except (OSError, ValueError, SafetensorError) as error:
-        raise CheckpointError(f"{file} cannot be read: {error}.") from error
-    manifest = read_json(path / "manifest.json") or {}
-    for name, stored in manifest.get("ties", {}).items():
-        tensors[name] = tensors[stored]
-    return tensors
-
-
-def load_into(model: torch.nn.Module, tensors: Dict[str, torch.Tensor], source: Path) -> None:
-    """Copy `tensors` into `model`; CheckpointError lists the first differences when names or shapes do not agree."""
-    wanted = model.state_dict()
-    wrong = [f"{name} is missing" for name in wanted if name not in tensors]
-    wrong += [f"{name} is unknown" for name in tensors if name not in wanted]
-    wrong += [
-        f"{name} has shape {list(tensors[name].shape)}, the model {list(value.shape)}"
-        for name, value in wanted.items()
-        if name in tensors and isinstance(value, torch.Tensor) and value.shape != tensors[name].shape
-    ]
-    if wrong:
-        more = f" and {len(wrong) - 3} more" if len(wrong) > 3 else ""
-        raise CheckpointError(f"{source} does not fit the model of this config: {'; '.join(wrong[:3])}{more}.")
-    model.load_state_dict(tensors)

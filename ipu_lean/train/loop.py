@@ -16,12 +16,12 @@ from ipu_lean.errors import IpuLeanError, RunError
 from ipu_lean.mup import roles_to_json
 from ipu_lean.train import rng
 from ipu_lean.train.banner import flat, versions
-from ipu_lean.train.checkpoint import Snapshot
 from ipu_lean.train.corpus import fingerprint
 from ipu_lean.train.engines.protocol import Batch, DeviceFailure, StepResult
 from ipu_lean.train.evaluate import evaluate_all
 from ipu_lean.train.progress import Speed
 from ipu_lean.train.session import Session
+from ipu_lean.train.snapshot import Snapshot
 
 TRAINER_SCHEMA = 1
 

@@ -16,8 +16,8 @@ from ipu_lean.config import Config, config_hash, load
 from ipu_lean.data import TokenFile, Tokenizer, load_tokenizer, prepare
 from ipu_lean.errors import CheckpointError, ConfigError
 from ipu_lean.models import build_model
-from ipu_lean.train import checkpoint as checkpoints
 from ipu_lean.train import corpus
+from ipu_lean.train import snapshot as snapshots
 from ipu_lean.train.checkpoint import CheckpointStore
 from ipu_lean.train.engines import make_engine
 from ipu_lean.train.evaluate import evaluate_set
@@ -69,12 +69,12 @@ def open_run(run_dir: str, which: str, report: Reporter, overrides: Sequence[str
         report.warn("warning: this run marked no best checkpoint; using the last one.")
         which = "last"
     source = store.find(which)
-    snapshot = checkpoints.read(source, weights_only=True)
+    snapshot = snapshots.read(source, weights_only=True)
     tokenizer = load_tokenizer(source / "tokenizer")
     vocab = int(snapshot.trainer["vocab"])
     check_vocabulary(vocab, tokenizer.vocab)
     model = build_model(config, vocab)
-    checkpoints.load_into(model, snapshot.model, source)
+    snapshots.load_into(model, snapshot.model, source)
     world = World.current(config)
     return Loaded(run, config, source, snapshot.trainer, model.to(world.device), tokenizer, world)
 

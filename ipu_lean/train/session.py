@@ -12,7 +12,8 @@ from ipu_lean.config import Config
 from ipu_lean.data import Prepared, TokenFile, TrainBatches
 from ipu_lean.errors import CheckpointError, ConfigError
 from ipu_lean.models import build_model
-from ipu_lean.train import checkpoint, corpus, rng
+from ipu_lean.train import corpus, rng
+from ipu_lean.train import snapshot as snapshots
 from ipu_lean.train.banner import banner, flat, versions
 from ipu_lean.train.checkpoint import CheckpointStore
 from ipu_lean.train.engines import make_engine
@@ -73,10 +74,10 @@ class Session:
             shuffle=self.config.data.shuffle,
         )
         source = self._checkpoint()
-        snapshot = None if source is None else checkpoint.read(source)
+        snapshot = None if source is None else snapshots.read(source)
         if snapshot is not None:
             self._check(snapshot.trainer)
-            checkpoint.load_into(self.model, snapshot.model, source)
+            snapshots.load_into(self.model, snapshot.model, source)
         self.engine = make_engine(self.model, self.config, world, self.report.line)
         if snapshot is not None:
             self.trainer = snapshot.trainer

@@ -12,8 +12,9 @@ import pytest
 import torch
 
 from ipu_lean.errors import CheckpointError, RunError
-from ipu_lean.train import checkpoint
-from ipu_lean.train.checkpoint import CheckpointStore, Snapshot
+from ipu_lean.train import snapshot as snapshots
+from ipu_lean.train.checkpoint import CheckpointStore
+from ipu_lean.train.snapshot import Snapshot
 
 pytestmark = pytest.mark.pod
 
@@ -49,7 +50,7 @@ def test_round_trip(tmp_path: Path) -> None:
     store = store_with(tmp_path, [7])
     path = store.find("last")
     assert path == store.find("7") == store.find("step-00000007") == tmp_path / "step-00000007"
-    back, put = checkpoint.read(path), snapshot(7)
+    back, put = snapshots.read(path), snapshot(7)
     assert back.model.keys() == put.model.keys() and all(torch.equal(back.model[name], put.model[name]) for name in put.model)
     assert back.model["a.weight"].data_ptr() == back.model["b.weight"].data_ptr(), "tied tensors are one tensor"
     assert back.model["c"].dtype == torch.bfloat16
@@ -57,7 +58,7 @@ def test_round_trip(tmp_path: Path) -> None:
     assert torch.equal(back.optimizer["state"]["a.weight"]["exp_avg"], put.optimizer["state"]["a.weight"]["exp_avg"])
     assert back.optimizer["groups"] == put.optimizer["groups"]
     assert (path / "tokenizer" / "tokenizer.json").is_file()
-    assert checkpoint.read(path, weights_only=True).optimizer == {}
+    assert snapshots.read(path, weights_only=True).optimizer == {}
 
 
 def test_same_state_gives_the_same_bytes(tmp_path: Path) -> None:
@@ -104,7 +105,7 @@ def test_manifest_damage_and_foreign_schema(tmp_path: Path) -> None:
     files = json.loads(text)
     del files["files"]["roles.json"]
     manifest.write_text(json.dumps(files))
-    assert checkpoint.damage(tmp_path / "step-00000002") == "roles.json is not in the manifest"
+    assert snapshots.damage(tmp_path / "step-00000002") == "roles.json is not in the manifest"
 
 
 @pytest.mark.parametrize("last", ["step-00000001\n", "step-00000009\n", "rubbish", "", None])
@@ -141,7 +142,7 @@ def test_prune_keeps_the_last_ones_and_the_best(tmp_path: Path) -> None:
 def test_a_full_disk_leaves_the_previous_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     store = store_with(tmp_path, [1])
     calls = {"count": 0}
-    original = checkpoint.fsync_file
+    original = snapshots.fsync_file
 
     def full(path: Any) -> None:
         calls["count"] += 1
@@ -149,7 +150,7 @@ def test_a_full_disk_leaves_the_previous_one(tmp_path: Path, monkeypatch: pytest
             raise OSError(errno.ENOSPC, "No space left on device")
         original(path)
 
-    monkeypatch.setattr(checkpoint, "fsync_file", full)
+    monkeypatch.setattr(snapshots, "fsync_file", full)
     with pytest.raises(RunError, match="the disk is full.*step-00000002 was not written, the ones before it are untouched"):
         store.write(2, snapshot(2))
     assert store.steps() == [1] and store.latest() == tmp_path / "step-00000001"
@@ -179,12 +180,12 @@ def test_clean_removes_leftovers_only(tmp_path: Path) -> None:
 def test_load_into_lists_differences(tmp_path: Path) -> None:
     model = torch.nn.Linear(2, 3)
     good = {name: value + 1 for name, value in model.state_dict().items()}
-    checkpoint.load_into(model, good, tmp_path)
+    snapshots.load_into(model, good, tmp_path)
     assert torch.equal(model.weight, good["weight"])
     with pytest.raises(
         CheckpointError, match=r"bias is missing; other is unknown; weight has shape \[3, 5\], the model \[3, 2\]"
     ):
-        checkpoint.load_into(model, {"weight": torch.zeros(3, 5), "other": torch.zeros(1)}, tmp_path)
+        snapshots.load_into(model, {"weight": torch.zeros(3, 5), "other": torch.zeros(1)}, tmp_path)
 
 
 def test_a_checkpoint_cannot_run_code(tmp_path: Path) -> None:
@@ -197,5 +198,5 @@ def test_a_checkpoint_cannot_run_code(tmp_path: Path) -> None:
 
     torch.save({"state": Bad()}, path / "optimizer.pt")
     with pytest.raises(CheckpointError, match="optimizer.pt cannot be read"):
-        checkpoint.read(path)
+        snapshots.read(path)
     assert not marker.exists()

@@ -189,10 +189,10 @@ def test_non_finite_loss_names_the_step_and_the_checkpoint(zygote: Any, tmp_path
 def test_full_disk_keeps_the_last_checkpoint(zygote: Any, tmp_path: Path) -> None:
     config = write_yaml(tmp_path)
     prelude = (
-        "import errno\nfrom ipu_lean.train import checkpoint\nold = checkpoint.save_file\n"
+        "import errno\nfrom ipu_lean.train import snapshot\nold = snapshot.save_file\n"
         "def full(tensors, name, **options):\n"
         "    if 'step-00000006' in name: raise OSError(errno.ENOSPC, 'No space left on device')\n"
-        "    return old(tensors, name, **options)\ncheckpoint.save_file = full\n"
+        "    return old(tensors, name, **options)\nsnapshot.save_file = full\n"
     )
     ended = zygote.run(["train", config, "--out", tmp_path / "run"], prelude=prelude)
     assert ended.code == 1 and "the disk is full" in ended.err and "step-00000006 was not written" in ended.err

@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from ipu_lean.train.checkpoint import CheckpointStore, damage
+from ipu_lean.train.checkpoint import CheckpointStore
+from ipu_lean.train.snapshot import damage
 from tests.train.helpers import timeless, write_yaml
 
 pytestmark = pytest.mark.pod
@@ -67,15 +68,15 @@ def test_killed_twice_while_writing_a_checkpoint(zygote: Any, whole: Any, tmp_pa
     run = tmp_path / "run"
     prelude = (
         "import os, signal, itertools\n"
-        "from ipu_lean.train import checkpoint\n"
+        "from ipu_lean.train import snapshot\n"
         "count = itertools.count(1)\n"
-        "whole = checkpoint.fsync_file\n"
+        "whole = snapshot.fsync_file\n"
         "def half(path):\n"
         "    if next(count) == 9:\n"
         "        open(path, 'r+b').truncate(10)\n"
         "        os.kill(os.getpid(), signal.SIGKILL)\n"
         "    whole(path)\n"
-        "checkpoint.fsync_file = half\n"
+        "snapshot.fsync_file = half\n"
     )
     assert zygote.run(["train", folder / "tiny.yaml", "--out", run], prelude=prelude).code == -signal.SIGKILL
     left = [path.name for path in (run / "checkpoints").iterdir() if path.name.startswith(".tmp-")]
