@@ -6,6 +6,7 @@ behind every record of step k, and a run resumed from it repeats none and misses
 
 from __future__ import annotations
 
+import math
 import time
 from typing import Any, Dict, Optional
 
@@ -115,7 +116,7 @@ class TrainLoop:
                 session.report.evaluation(self.step, self.config.train.steps, name, metrics)
                 session.log.write({"step": self.step, "split": name, **metrics, "time": _now()})
         name, first = next(iter(self.evaluated.items()))
-        if self.best is not None and not first["loss"] < self.best["loss"]:
+        if not math.isfinite(first["loss"]) or (self.best is not None and first["loss"] >= self.best["loss"]):
             return False
         self.best = {"set": name, "loss": first["loss"], "step": self.step}
         return self.config.train.keep_best

@@ -71,7 +71,9 @@ class Reporter:
             return
         if self._bar is not None:
             self._bar.clear()
-        self._out.write(text + "\n")
+        # A sample may hold characters that this terminal's encoding has not.
+        encoding = getattr(self._out, "encoding", None) or "utf-8"
+        self._out.write(text.encode(encoding, "replace").decode(encoding) + "\n")
         self._out.flush()
         if self._bar is not None:
             self._bar.refresh()

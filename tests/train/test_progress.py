@@ -68,6 +68,13 @@ def test_auto_takes_the_bar_on_a_terminal_only() -> None:
     assert LINE.match(plain.getvalue().strip())
 
 
+def test_a_narrow_encoding_does_not_stop_the_run() -> None:
+    raw = io.BytesIO()
+    out = io.TextIOWrapper(raw, encoding="ascii")
+    Reporter("plain", out, io.StringIO()).line("caf\u00e9 \ud83d")
+    assert raw.getvalue() == b"caf? ?\n"
+
+
 def test_none_is_silent_except_for_warnings() -> None:
     out, err = io.StringIO(), io.StringIO()
     report = Reporter("none", out, err)

@@ -99,8 +99,8 @@ class TorchEngine:
     def _accumulate(self, batch: Batch, count: int) -> Any:
         """Forward and backward of `count` micro-batches; gradients are exchanged in the last one only.
 
-        They are left as sums: `_apply` divides once, which is PopTorch's order (`MeanReductionStrategy.Post`), so that the two round
-        alike.
+        They are left as sums: `_apply` divides once, which is PopTorch's order (`MeanReductionStrategy.Post`), so that the two
+        round alike.
         """
         scale = 1.0 if self.scale is None else self.scale.scale
         tokens, labels = self._tensors(batch)
