@@ -20,6 +20,7 @@ from ipu_lean.ipu import PopTrainStep, describe_options, load_poptorch, make_opt
 from ipu_lean.ipu import optimizer_state as moments
 from ipu_lean.ipu.dist import Distribution
 from ipu_lean.ipu.failures import explain, waiting
+from ipu_lean.ipu.guard import HostGuard
 from ipu_lean.optim import Schedule, apply_schedule
 from ipu_lean.train.engines.protocol import Batch, DeviceFailure, StepResult
 from ipu_lean.train.world import World
@@ -63,6 +64,7 @@ class PopTorchEngine:
         self.optimizer: Any = None
         self.executor: Any = None
         self.evaluator: Any = None
+        self._guard = HostGuard(self.model)
         self._factor: Optional[float] = None
         self._saved_moments: Optional[moments.State] = None
         self._saved_random: Optional[List[int]] = None
@@ -94,6 +96,7 @@ class PopTorchEngine:
         inputs = _tensors(batch)
         factor = self.schedule.lr_at(self.update, iterations)
         with self._failures():
+            self._guard.check(self.executor)
             self._take(self.executor, inputs)
             if factor != self._factor:
                 apply_schedule(self.optimizer, factor)
@@ -203,6 +206,7 @@ class PopTorchEngine:
             weights[name[len(_PREFIX) :]] = value.float() if value.is_floating_point() else value
             if value.is_floating_point() and not bool(torch.isfinite(value).all()):
                 raise RunError(f"{name[len(_PREFIX) :]} is not finite after step {self.update}.")
+        self._guard.note()
         return weights if self.world.first else {}
 
     def optimizer_state(self) -> Dict[str, Any]:
