@@ -1,4 +1,4 @@
-"""Weights that were changed on the host while a device holds its own: PopTorch would overwrite them at its next copy, silently."""
+"""Weights changed on the host while a device holds its own: PopTorch would overwrite them at its next copy, silently."""
 
 from __future__ import annotations
 
@@ -45,8 +45,8 @@ class HostGuard:
             more = f" (and {len(changed) - 1} more)" if len(changed) > 1 else ""
             raise RunError(
                 f"`{name}`{more} was changed on the host after the device took its weights, and the next copy would undo it: its "
-                f"sum is {float.fromhex(mine[name][0]):.6g} here and {float.fromhex(device[name][0]):.6g} there. Change weights before the first "
-                "step, or between detach() and attach(), which sends them."
+                f"sum is {float.fromhex(mine[name][0]):.6g} here and {float.fromhex(device[name][0]):.6g} there. Change weights "
+                "before the first step, or between detach() and attach(), which sends them."
             )
 
     def _marks(self) -> Marks:
