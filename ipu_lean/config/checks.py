@@ -7,7 +7,7 @@ import re
 from typing import Optional
 
 from ipu_lean.config import derived
-from ipu_lean.config.ipu_rules import IPU_PRECISIONS, check_ipu
+from ipu_lean.config.ipu_rules import check_ipu
 from ipu_lean.config.layout import IPU_DEVICES
 from ipu_lean.config.model import ModelConfig
 from ipu_lean.config.model_rules import check_model
@@ -43,14 +43,16 @@ def require_device(config: Config) -> None:
 
 
 def _precision(config: Config) -> None:
-    if config.device not in IPU_DEVICES and config.precision == "fp16-ipu":
+    if config.device in IPU_DEVICES:
+        return  # ipu_rules.py knows what an IPU has
+    if config.precision == "fp16-ipu":
         raise ConfigError(
             f"this is the IPU's arithmetic, and the device is {config.device}",
             key="precision",
             value=config.precision,
             suggestion="use `fp32`, `bf16-mixed` or `fp16-mixed`, or an IPU device",
         )
-    if config.precision not in (*WORKING_PRECISIONS, *IPU_PRECISIONS):
+    if config.precision not in WORKING_PRECISIONS:
         raise ConfigError(
             f"this mode belongs to a later release; {', '.join(WORKING_PRECISIONS[:-1])} and {WORKING_PRECISIONS[-1]} work",
             key="precision",
