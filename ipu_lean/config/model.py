@@ -25,7 +25,7 @@ class StackConfig(Section):
     output: Literal["x", "y", "sum", "sum-minus-input", "mean"] = setting(
         "sum-minus-input",
         "How the two streams leave: one of them, their sum, their mean, or their sum minus the embedding (which both streams "
-        "hold because it was duplicated, so the result equals what a residual stack carries).",
+        "began with; the result then holds it once, beside the sum of all branches, as in lean_transformer).",
     )
     beta: Optional[float] = setting(None, "The decay of couplings that have one; the additive coupling has none.")
 

@@ -46,5 +46,5 @@ class MupConfig(Section):
     decay: Literal["coupled", "independent"] = setting(
         "coupled",
         "AdamW's decay per step is lr x decay. `coupled` keeps that product the same at every width (the decay grows as the "
-        "learning rate shrinks); `independent` leaves the decay itself alone.",
+        "learning rate shrinks); `independent` takes schedule x decay off the weights at each update, whatever lr and width are.",
     )

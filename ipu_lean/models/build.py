@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Optional
 
 import torch
@@ -43,9 +42,5 @@ def _with_roles(model: GPT, config: Config, base_shapes: BaseShapes) -> GPT:
     scaled = {name for name, _ in model.named_parameters() if name.startswith("layers.")}
     model.roles = compute_roles(model, base_shapes, depth_scaled=scaled, depth_mult=derived.depth_mult(config))
     model.base_shapes = base_shapes
-    if model.spec.tied:
-        name = "embedding.token.weight"
-        forward_mult = model.spec.output_mult / model.readout.width_mult
-        model.roles[name] = replace(model.roles[name], tied=True, forward_mult=forward_mult)
     attach_infshapes(model, base_shapes)
     return model

@@ -40,7 +40,7 @@ def chunked_cross_entropy(
             `tensors()`, or its parameters if it has no such method. A plain function is called on the plain path only.
         chunk: tokens whose logits are alive at once; 0 for all.
         plain: ordinary operations only (logits are then kept by autograd): what PopTorch can trace, since it ignores the backward
-            code of Python functions. Also taken under `torch.func` transforms.
+            code of Python functions. Also taken under `torch.func` transforms, and without gradients (evaluation).
 
     Returns: (loss, sums): loss = sum / max(1, count), as PopTorch has it, so a batch without labels gives 0; sums is
         float32 `[3]`: loss summed over tokens, correct predictions, tokens counted.
@@ -48,7 +48,8 @@ def chunked_cross_entropy(
     x, y = h.reshape(-1, h.shape[-1]), labels.reshape(-1)
     size = x.shape[0] if chunk < 1 else min(chunk, x.shape[0])
     count = (y != IGNORED).sum(dtype=torch.float32)
-    if size < x.shape[0] and not plain and isinstance(readout, nn.Module) and not _any_transformed(x, readout):
+    saving = torch.is_grad_enabled() and size < x.shape[0] and not plain and isinstance(readout, nn.Module)
+    if saving and not _any_transformed(x, readout):
         total, correct = _GradientInForward.apply(readout, size, y, x, *_tensors(readout))
     else:
         parts = [_plain_sums(readout, x[i : i + size], y[i : i + size]) for i in range(0, x.shape[0], size)]

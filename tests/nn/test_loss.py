@@ -94,6 +94,21 @@ def test_frozen_readout_frozen_input_and_no_grad():
     assert not quiet.requires_grad and quiet.item() == pytest.approx(loss.item(), rel=1e-14)
 
 
+def test_evaluation_takes_no_gradients():
+    readout, (h, labels) = nn.Linear(WIDTH, VOCAB).double(), data()
+    ops = []
+
+    class Record(TorchDispatchMode):
+        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+            ops.append(str(function))
+            return function(*args, **(kwargs or {}))
+
+    with torch.no_grad(), Record():
+        chunked_cross_entropy(h, labels, readout, 4)
+    products = [op for op in ops if "mm" in op]
+    assert len(products) == 4  # 15 tokens in chunks of 4: one product each, none for gradients
+
+
 def test_retained_graph_and_scaled_loss():
     readout = nn.Linear(WIDTH, VOCAB).double()
     h, labels = data()
