@@ -190,9 +190,9 @@ def format_check(result: CheckResult) -> str:
         lines.append(_pipeline_line(config, found))
     lines += result.batch + result.optimizer
     if found.ops:
-        lines += ["", f"{'operation':<36}{'count':>6}  {'types':<16} handler"]
+        lines += ["", f"{'operation':<36}{'count':>6}  {'types':<22} handler"]
         for row in found.ops:
-            lines.append(f"{row['op']:<36}{row['count']:>6}  {','.join(row['dtypes']):<16} {row['handler']}")
+            lines.append(f"{row['op']:<36}{row['count']:>6}  {','.join(row['dtypes']):<22} {row['handler']}")
     lines += ["", *(f"note: {note}" for note in found.notes)]
     for number, finding in enumerate(found.findings, 1):
         lines.append(f"{number}. ({finding.phase}) {finding}")

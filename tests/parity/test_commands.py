@@ -53,7 +53,7 @@ def test_parity(capsys: Any, yaml: Path, tmp_path: Path) -> None:
 
 def test_a_failed_verdict(capsys: Any, yaml: Path, tmp_path: Path) -> None:
     code, summary, text, err = call(
-        capsys, "parity", yaml, "--steps", 2, "--out", tmp_path / "run", "--tolerance", "loss=1e-9", "--tolerance", "gradient=1e-12"
+        capsys, "parity", yaml, "--steps", 2, "--out", tmp_path / "run", "--tolerance=loss=1e-9", "--tolerance=gradient=1e-9"
     )
     assert (code, summary["exit_code"], summary["verdict"]) == (4, 4, "fail")
     assert "cpu and ipu-emulated do not agree: the gradient `" in err and "verdict: fail" in text
