@@ -25,6 +25,7 @@ from ipu_lean.optim import Schedule, apply_schedule
 from ipu_lean.train.engines.protocol import Batch, DeviceFailure, StepResult
 from ipu_lean.train.world import World
 
+MOST_IPUS = 64  # PopTorch's limit (CompilerImpl.cpp:234)
 _PREFIX = "model."  # the traced step holds the model under this name
 
 
@@ -58,6 +59,14 @@ class PopTorchEngine:
         self.eval_micro_batches = eval_device_iterations(config) * self.local_replicas
         self.model = to_precision(model, config)
         self.placement = place(self.model, config, poptorch)
+        count = self.placement.ipus * self.local_replicas
+        if count > MOST_IPUS:
+            raise ConfigError(
+                f"one process drives at most {MOST_IPUS} IPUs, {self.local_replicas} replicas of {self.placement.ipus} are {count}",
+                key="batch.replicas",
+                value=config.batch.replicas,
+                suggestion="start several instances with poprun (scripts/pod64.sh)",
+            )
         self.step = PopTrainStep(self.model, poptorch)
         distribution = Distribution.current(config)
         self.options = make_options(config, poptorch, distribution.fresh_options, self.local_replicas)
