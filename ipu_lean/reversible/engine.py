@@ -2,7 +2,7 @@
 
 Both are made of frames (frames.py), one for each branch or segment and call. They differ in where a frame finds the inputs of
 its second run: a checkpoint keeps them; an inverted chain derives them from what comes after, beginning with the two streams that
-leave the stack.
+the last half-step reads.
 
 Who owns what, so that memory goes as soon as it can and never later: autograd's nodes own their frame; a frame owns the state
 after it; a state owns the frame that it must be derived with, until it has been derived.
@@ -79,28 +79,8 @@ class State:
         return pair
 
 
-class Tail:
-    """The two streams that leave the stack, from which all others are derived."""
-
-    __slots__ = ("_pair", "_versions", "__weakref__")
-
-    def __init__(self, a: Tensor, b: Tensor) -> None:
-        self._pair: Optional[Tensors] = (a.detach(), b.detach())
-        self._versions = Versions(self._pair)
-
-    def take(self, executing: bool) -> Tensors:
-        """The streams; kept for another backward pass unless the one that runs frees its graph."""
-        if self._pair is None:
-            raise RecomputeError(_FREED)
-        self._versions.check("the output of a reversible stack")
-        pair = self._pair
-        if executing and graph_is_freed():
-            self._pair, self._versions = None, Versions(())
-        return pair
-
-
-class KeptInputs:
-    """Inputs of a frame that are simply kept until its second run."""
+class Kept:
+    """Tensors that are simply kept until a second run needs them; `what` they are is for messages."""
 
     __slots__ = ("_tensors", "_versions", "_what")
 
@@ -108,13 +88,13 @@ class KeptInputs:
         self._tensors: Optional[Tensors] = tuple(t.detach() for t in tensors)
         self._versions, self._what = Versions(self._tensors), what
 
-    def take(self) -> Tensors:
-        """The tensors; given up if the running backward pass frees its graph."""
+    def take(self, executing: bool) -> Tensors:
+        """The tensors; given up if the backward pass that runs frees its graph and `executing` nodes of it are what asks."""
         if self._tensors is None:
             raise RecomputeError(_FREED)
         self._versions.check(self._what)
         tensors = self._tensors
-        if graph_is_freed():
+        if executing and graph_is_freed():
             self._tensors, self._versions = None, Versions(())
         return tensors
 
@@ -122,38 +102,38 @@ class KeptInputs:
 class InvertedFrame(Frame):
     """A half-step (a, b) -> (b, a + f(b)) whose inputs are rebuilt from its outputs: z = b is one of them, a = y - f(z).
 
-    The first one of a call has its input, the stack's own, kept instead: the errors of all later half-steps would add up in it,
-    and it is often small beside the branch outputs that were added to it, so that a norm would magnify them.
+    The first and the last one of a call have their input kept instead. The first: the errors of all later half-steps would add up
+    in the stack's input, and that is often small beside the branch outputs that were added to it, so that a norm would magnify
+    them. The last: keeping the streams before it costs no more than keeping those after it.
     """
 
-    __slots__ = ("coupling", "after", "before", "_kept", "_y")
+    __slots__ = ("coupling", "kept", "after", "before", "_streams")
 
-    def __init__(self, branch: nn.Module, coupling: Coupling, kwargs: Dict[str, Any], kept: Optional[KeptInputs]) -> None:
+    def __init__(self, branch: nn.Module, coupling: Coupling, kwargs: Dict[str, Any]) -> None:
         super().__init__(branch, (branch,), kwargs)
         self.coupling = coupling
+        self.kept: Optional[Kept] = None
         self.after: Any = None
         self.before: Optional[weakref.ReferenceType[State]] = None
-        self._kept, self._y = kept, None
+        self._streams: Optional[Tensors] = None
 
     def inputs(self, executing: bool) -> Tensors:
         """z, kept or from the state after this half-step."""
-        if self._kept is not None:
-            return self._kept.take()
-        z, y = self.after.take(executing)
-        if self.result_needed():
-            self._y = (z, y)
-        return (z,)
+        if self.kept is not None:
+            return self.kept.take(executing)
+        self._streams = self.after.take(executing)
+        return self._streams[:1]
 
-    def result_needed(self) -> bool:
-        """Only if an earlier half-step is still interested in the state before this one."""
-        return self.before is not None and self.before() is not None
+    def may_stop_early(self) -> bool:
+        """Never: each branch runs twice, whole, so that hooks and counters of its author see the same for each."""
+        return False
 
     def finish(self, out: Any) -> None:
         """Derives the state before this half-step."""
-        kept, self._y = self._y, None
+        streams, self._streams = self._streams, None
         before = None if self.before is None else self.before()
-        if before is not None and out is not None:
-            z, y = kept
+        if before is not None and streams is not None:
+            z, y = streams
             with torch.no_grad():
                 before.deposit((self.coupling.inverse(y, out.detach()), z), self._hooks)
 
@@ -162,30 +142,34 @@ class Chain:
     """One recorded call of a reversible stack."""
 
     def __init__(self) -> None:
-        self._last: Any = None
+        self._frames: Tuple[Any, Any] = (None, None)  # the last two
+        self._streams: Optional[Tensors] = None  # before the last half-step
         self._halves = 0
 
     def half_step(
         self, branch: nn.Module, coupling: Coupling, a: Tensor, b: Tensor, kwargs: Dict[str, Any]
     ) -> Tuple[Tensor, Tensor]:
         """(a, b) -> (b, a + f(b)), streams [batch, seq, width]."""
-        kept = KeptInputs((b,), "the input of a reversible stack") if self._halves == 0 else None
-        frame = InvertedFrame(branch, coupling, kwargs, kept)
+        frame, previous = InvertedFrame(branch, coupling, kwargs), self._frames[1]
+        if self._halves == 0:
+            frame.kept = Kept((b,), "the input of a reversible stack")
         out = frame.record(b)
-        # Nobody asks for the state after the first half-step: there the input is kept.
-        if self._halves > 1:
+        if self._halves > 1:  # nobody asks for the state after the first half-step, whose input is kept
             state = State(frame)
-            self._last.after, frame.before = state, weakref.ref(state)
-        self._last = frame
+            previous.after, frame.before = state, weakref.ref(state)
+        self._frames, self._streams = (previous, frame), (a, b)
         self._halves += 1
         return b, coupling.forward(a, out)
 
-    def finish(self, a: Tensor, b: Tensor) -> Tuple[Tensor, Tensor]:
-        """Call it with the streams at the end; they are what everything else is rebuilt from."""
-        if self._last is not None:
-            self._last.after = Tail(a, b)
-            self._last = None
-        return a, b
+    def finish(self) -> None:
+        """After the last half-step: the streams before it are kept, and all others are derived from them."""
+        previous, last = self._frames
+        if self._halves > 1:
+            what = "a stream of a reversible stack (its output `x`?)"
+            last.kept, last.before = Kept(self._streams[1:], what), None
+            if self._halves > 2:
+                previous.after = Kept(self._streams, what)
+        self._frames, self._streams = (None, None), None
 
 
 class SegmentFrame(Frame):
@@ -198,15 +182,15 @@ class SegmentFrame(Frame):
             return _run_blocks(blocks, state, kwargs)
 
         super().__init__(run, blocks, kwargs)
-        self._kept = KeptInputs(state, "the input of a checkpointed segment")
+        self._kept = Kept(state, "the input of a checkpointed segment")
 
     def inputs(self, executing: bool) -> Tensors:
         """The kept ones."""
-        return self._kept.take()
+        return self._kept.take(executing)
 
-    def result_needed(self) -> bool:
-        """Never: the second run ends as soon as the last saved tensor is there."""
-        return False
+    def may_stop_early(self) -> bool:
+        """Always: nobody uses the result."""
+        return True
 
     def finish(self, out: Any) -> None:
         """Nothing is made of the result."""

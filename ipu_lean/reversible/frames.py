@@ -194,7 +194,7 @@ class Frame:
 
     def _rebuild(self, inputs: Tensors) -> Any:
         store: Dict[int, Tensor] = {}
-        expected, stop_early = self.saved, not self.result_needed()
+        expected, stop_early = self.saved, self.may_stop_early()
 
         def keep(tensor: Tensor) -> Tensor:
             if _is_parameter(tensor):
@@ -233,12 +233,12 @@ class Frame:
         """Inputs for the second run."""
         raise NotImplementedError
 
-    def result_needed(self) -> bool:
-        """Whether `finish` uses the result; if not, the second run ends with the last tensor that was saved."""
+    def may_stop_early(self) -> bool:
+        """Whether the second run may end with the last tensor that is saved (its result is then None)."""
         raise NotImplementedError
 
     def finish(self, out: Any) -> None:
-        """Takes the result of the second run (None if it was not needed)."""
+        """Takes the result of the second run (None if that ended early)."""
         raise NotImplementedError
 
 

@@ -119,7 +119,8 @@ class ReversibleStack(nn.Module):
             chain = Chain()
             for block in self.executed():
                 a, b = block(a, b, chain=chain, **given)
-            return chain.finish(a, b)
+            chain.finish()
+            return a, b
 
     def inverse(self, a: Tensor, b: Tensor, **kwargs: Any) -> Tuple[Tensor, Tensor]:
         """The streams before the first block from those after the last: undoes `run`.

@@ -27,9 +27,15 @@ def calls(stack):
 @pytest.mark.parametrize("order", ["attn-ffn", "aaff"])
 def test_each_branch_runs_exactly_twice_a_step(engine, order):
     stack = reversible(engine, layers=4, order=order, dropout=0.1)
+    ended = []
+    for block in stack.blocks:
+        for branch in block.branches:
+            branch.register_forward_hook(lambda module, args, out: ended.append(module))
     for step in range(1, 4):
         gradients(stack)
         assert calls(stack) == [2 * step] * 8
+    if engine == "invert":
+        assert len(ended) == 2 * 8 * 3, "and whole, so that forward hooks fire each time"
 
 
 @pytest.mark.parametrize("engine", RECOMPUTING)

@@ -101,18 +101,28 @@ def test_changed_parameters_are_found_out(engine):
 
 
 def test_changed_output_is_found_out():
-    stack = reversible("invert", output="y")
+    stack = reversible("invert", output="x")
     y = stack(data())
     with torch.no_grad():
         y.add_(1)
-    with pytest.raises(RecomputeError, match="output of a reversible stack.*in place"):
+    with pytest.raises(RecomputeError, match="stream of a reversible stack.*in place"):
         y.sum().backward()
 
 
-def test_changing_the_summed_output_is_harmless():
+@pytest.mark.parametrize("engine", RECOMPUTING)
+def test_changed_input_is_found_out(engine):
+    stack, x = reversible(engine), data()
+    y = stack(x)
+    x.add_(1)
+    with pytest.raises(RecomputeError, match="input of a .*in place"):
+        y.sum().backward()
+
+
+@pytest.mark.parametrize("output", ["y", "sum-minus-input"])
+def test_changing_other_outputs_is_harmless(output):
     reference, found = {}, {}
     for engine, into in (("store", reference), ("invert", found)):
-        stack = reversible(engine)
+        stack = reversible(engine, output=output)
         y = stack(data()).add_(1)
         loss_of(y).backward()
         into.update(collect(stack))
