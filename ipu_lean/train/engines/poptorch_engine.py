@@ -62,7 +62,7 @@ class PopTorchEngine:
         count = self.placement.ipus * self.local_replicas
         if count > MOST_IPUS:
             raise ConfigError(
-                f"one process drives at most {MOST_IPUS} IPUs, {self.local_replicas} replicas of {self.placement.ipus} are {count}",
+                f"{self.local_replicas} replicas of {self.placement.ipus} are {count} IPUs; a process drives at most {MOST_IPUS}",
                 key="batch.replicas",
                 value=config.batch.replicas,
                 suggestion="start several instances with poprun (scripts/pod64.sh)",
