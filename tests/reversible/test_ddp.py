@@ -11,10 +11,10 @@ from tests.reversible.toys import assert_same, collect, data, loss_of, residual,
 
 pytestmark = pytest.mark.pod
 CASES = [
-    (kind, shared, unused)
+    (kind, shared, mode)
     for kind in ("invert", "checkpoint", "residual")
     for shared in (False, True)
-    for unused in (False, True)
+    for mode in ("default", "find_unused_parameters", "static_graph")
     if not (kind == "residual" and shared)
 ]
 
@@ -25,13 +25,12 @@ def build(kind: str, shared: bool):
     return reversible(kind, layers=2, visits=[0, 1, 0, 1] if shared else None, dropout=0.2)
 
 
-def local_gradients(stack, rank: int, plain: bool = False):
-    """Gradients of two micro-batches of this rank (the first without synchronisation)."""
-    if plain:
-        stack.engine = "store"
+def local_gradients(stack, rank: int, accumulate: bool):
+    """Gradients of this rank: of one batch, or of two of which the first is not synchronised (a static graph cannot do that)."""
     torch.manual_seed(20 + rank)
-    with getattr(stack, "no_sync", torch.enable_grad)():
-        loss_of(stack(data(seed=rank))).backward()
+    if accumulate:
+        with getattr(stack, "no_sync", torch.enable_grad)():
+            loss_of(stack(data(seed=rank))).backward()
     loss_of(stack(data(seed=rank + 10))).backward()
     return collect(stack)
 
@@ -41,9 +40,11 @@ def worker(rank: int, folder: str) -> None:
     dist.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=2)
     try:
         for case in CASES:
-            kind, shared, unused = case
-            wrapped = DistributedDataParallel(build(kind, shared), find_unused_parameters=unused)
-            found = {name[len("module.") :]: g for name, g in local_gradients(wrapped, rank).items()}
+            kind, shared, mode = case
+            options = {} if mode == "default" else {mode: True}
+            wrapped = DistributedDataParallel(build(kind, shared), **options)
+            found = local_gradients(wrapped, rank, accumulate=mode != "static_graph")
+            found = {name[len("module.") :]: g for name, g in found.items()}
             torch.save(found, f"{folder}/{'-'.join(map(str, case))}-{rank}")
     finally:
         dist.destroy_process_group()
@@ -59,8 +60,12 @@ def folder(tmp_path_factory):
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: "-".join(map(str, case)))
 def test_two_ranks(case, folder):
-    kind, shared, _ = case
-    alone = [local_gradients(build(kind, shared), rank, plain=True) for rank in range(2)]
+    kind, shared, mode = case
+    alone = []
+    for rank in range(2):
+        stack = build(kind, shared)
+        stack.engine = "store"
+        alone.append(local_gradients(stack, rank, accumulate=mode != "static_graph"))
     mean = {name: (alone[0][name] + alone[1][name]) / 2 for name in alone[0]}
     for rank in range(2):
         assert_same(mean, torch.load(f"{folder}/{'-'.join(map(str, case))}-{rank}"), 1e-10)

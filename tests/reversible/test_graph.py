@@ -180,3 +180,29 @@ def test_gradient_hooks_fire_once(engine):
         parameter.register_hook(lambda g, name=name: fired.append(name))
     gradients(stack)
     assert sorted(fired) == sorted(name for name, _ in stack.named_parameters())
+
+
+@pytest.mark.parametrize("engine", RECOMPUTING)
+def test_module_backward_hooks_see_the_gradients_of_plain(engine):
+    def run(engine):
+        stack, seen = reversible(engine, dropout=0.2), {}
+        for i, block in enumerate(stack.blocks):
+            for k, branch in enumerate(block.branches):
+
+                def hook(module, inward, outward, key=f"{i}.{k}"):
+                    seen.update({f"in {key}": inward[0], f"out {key}": outward[0]})
+
+                branch.register_full_backward_hook(hook)
+        gradients(stack)
+        return seen
+
+    reference = run("store")
+    assert len(reference) == 12
+    assert_same(reference, run(engine), 1e-10)
+
+
+@pytest.mark.parametrize("engine", RECOMPUTING)
+def test_anomaly_detection(engine):
+    reference = gradients(reversible("store", dropout=0.2))
+    with torch.autograd.set_detect_anomaly(True):
+        assert_same(reference, gradients(reversible(engine, dropout=0.2)), 1e-10)
