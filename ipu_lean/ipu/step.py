@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any, Tuple
 
 import torch
@@ -24,8 +25,8 @@ class PopTrainStep(TrainStep):
 
     def __init__(self, model: nn.Module, poptorch: Any) -> None:
         super().__init__(model)
-        # By attribute name alone: nn.Module would take a module object for one of its own.
-        self.__dict__["_poptorch"] = poptorch
+        # The function and not the module: a step can then be copied and pickled.
+        self._mark = partial(poptorch.identity_loss, reduction="none")
         model.set_attention("explicit")
         model.set_loss(chunk=model.loss_chunk, plain=True)
         model.layers.engine = "store"
@@ -33,7 +34,7 @@ class PopTrainStep(TrainStep):
     def forward(self, tokens: torch.Tensor, labels: torch.Tensor) -> Tuple[torch.Tensor, torch.Tensor]:
         """Integers `[micro, seq]` twice."""
         loss, sums = super().forward(tokens, labels)
-        return self._poptorch.identity_loss(loss.float(), reduction="none"), sums
+        return self._mark(loss.float()), sums
 
 
 def to_precision(model: nn.Module, config: Config) -> nn.Module:

@@ -26,7 +26,6 @@ OPTIONS, EXECUTOR = "poptorch.Options", "poptorch.PoplarExecutor"
 # What a name holds, wherever it is written in this package.
 HOLDS = {
     "poptorch": "poptorch",
-    "_poptorch": "poptorch",
     "options": OPTIONS,  # in ipu/options.py; elsewhere the word means other things
     "location": "poptorch.TensorLocationSettings",
     "executor": EXECUTOR,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from copy import deepcopy
 from typing import Any, Dict, Tuple
 
 import pytest
@@ -126,6 +127,13 @@ def test_a_loss_scaled_after_the_mark_is_noticed() -> None:
     inputs = tuple(torch.from_numpy(array) for array in batch_for(config, 2))
     report = examine(Scaled(model, poptorch), inputs, options=make_options(config, poptorch).train)
     assert report.violations or report.notes
+
+
+def test_a_step_can_be_copied() -> None:
+    config = ipu_config()
+    tokens, labels = (torch.from_numpy(array) for array in batch_for(config, 1))
+    step = PopTrainStep(lively(config), poptorch)
+    assert torch.equal(deepcopy(step)(tokens, labels)[0], step(tokens, labels)[0])
 
 
 def test_halved_models_keep_their_parameters() -> None:
