@@ -26,9 +26,11 @@ SCHEMA = 1
 def train(arguments: argparse.Namespace) -> Summary:
     """Train a model."""
     from ipu_lean.config import load
-    from ipu_lean.train import run_train
 
-    return run_train(load(arguments.config, arguments.overrides), arguments.out)
+    loaded = load(arguments.config, arguments.overrides)
+    from ipu_lean.train import run_train  # seconds, which a mistake in the configuration does not wait for
+
+    return run_train(loaded, arguments.out)
 
 
 def resume(arguments: argparse.Namespace) -> Summary:
