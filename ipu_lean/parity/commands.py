@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, Callable, Dict, Mapping, Optional
 
 from ipu_lean.config import Config, Loaded, config_hash, dump_config
-from ipu_lean.errors import ConfigError, VerdictFailed
+from ipu_lean.errors import ConfigError, IpuLeanError, VerdictFailed
 from ipu_lean.parity.compare import Comparison, Tolerances, compare
 from ipu_lean.parity.record import Edit, for_device, record
 from ipu_lean.parity.report import format_table, write_report
@@ -62,8 +62,13 @@ def run_parity(
     sides = [for_device(config, device) for device in (reference, candidate)]
     start = make_start(config, updates, as_initialised)
     run = RunDirectory.create(out, f"{config.name}-parity", dump_config(config))
-    one = record(sides[0], start, say=say)
-    other = record(sides[1], start, edit, say)
+    try:
+        one = record(sides[0], start, say=say)
+        other = record(sides[1], start, edit, say)
+    except IpuLeanError as error:
+        failed = {"status": "failed", "exit_code": error.exit_code, "error": str(error)}
+        run.write_summary(make_summary("parity", device=candidate, config_hash=config_hash(config), **failed))
+        raise
     comparison = compare(one, other, tolerances)
     artifacts = write_report(run.path, comparison, one, other)
     seconds = time.perf_counter() - started

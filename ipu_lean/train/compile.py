@@ -25,7 +25,7 @@ def run_compile(loaded: Loaded, offline: bool = False, say: Callable[[str], None
         offline: for a generation of IPU (`ipu.offline_target`, or Mk2) that this machine need not have.
 
     Raises:
-        ConfigError: the device is no IPU, or an executable cache is missing where nothing else would remain.
+        ConfigError: the device is no IPU, or the configuration cannot run on one.
         EnvironmentProblem: no PopTorch. RunError: PopTorch refuses the step, or memory runs out.
     """
     config = loaded.config
