@@ -9,15 +9,14 @@ after it; a state owns the frame that it must be derived with, until it has been
 """
 from __future__ import annotations
 
-import sys
 import weakref
-from functools import wraps
-from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
+from typing import Any, Dict, List, Optional, Sequence, Tuple
 
 import torch
 from torch import Tensor, nn
 
 from .couplings import Coupling
+from .dynamo import without_dynamo
 from .frames import Frame, Hooks, RecomputeError, Tensors, Versions, graph_is_freed, recomputing, remember
 
 __all__ = ["Chain", "RecomputeError", "recomputing", "recording_needed", "remember", "run_segments", "without_dynamo"]
@@ -34,20 +33,6 @@ def recording_needed() -> bool:
     Inside `torch.func` transforms (grad, vjp, vmap) neither: they allow no saved-tensor hooks, so a stack runs as with `store`.
     """
     return torch.is_grad_enabled() and not torch._C._are_functorch_transforms_active()
-
-
-def without_dynamo(function: Callable[..., Any]) -> Callable[..., Any]:
-    """`function`, left out by torch.compile: graphs cannot be cut at saved-tensor hooks. Branches may be compiled one by one."""
-    disable = getattr(torch, "_disable_dynamo", None)
-    if disable is not None:
-        return disable(function)
-
-    @wraps(function)
-    def plain(*args: Any, **kwargs: Any) -> Any:
-        dynamo = sys.modules.get("torch._dynamo")
-        return function(*args, **kwargs) if dynamo is None else dynamo.disable(function)(*args, **kwargs)
-
-    return plain
 
 
 class State:

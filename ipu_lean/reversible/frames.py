@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from ipu_lean.errors import RunError
 
+from .dynamo import without_dynamo
 from .surroundings import Surroundings
 
 T = TypeVar("T")
@@ -37,11 +38,13 @@ class _Running(threading.local):
 _running = _Running()
 
 
+@without_dynamo
 def recomputing() -> bool:
     """True while the engine runs a branch a second time."""
     return any(frame.replaying for frame in _running.frames)
 
 
+@without_dynamo
 def remember(compute: Callable[[], T]) -> T:
     """A discrete decision of a branch (hash buckets, a permutation, a route), made once.
 
@@ -157,10 +160,6 @@ class Frame:
         if versions.changed():
             raise RecomputeError(f"{self.describe()} changes its input in place; a recomputed branch must leave it alone")
         return out
-
-    def wanted(self) -> bool:
-        """Whether a node of the first run is still there to ask for its tensors."""
-        return self._hooks() is not None
 
     def fetch(self, number: int) -> Tensor:
         """The tensor that the first run saved as `number`."""

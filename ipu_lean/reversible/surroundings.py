@@ -64,18 +64,17 @@ def cast_cache(enabled: bool) -> Iterator[None]:
 _CHANGING: WeakKeyDictionary = WeakKeyDictionary()
 
 
-def _inside(top: nn.Module) -> Iterator[nn.Module]:
+def _inside(top: nn.Module) -> List[nn.Module]:
     """The modules in `top`; much quicker than `top.modules()`, which matters in small models."""
-    stack = [top]
-    while stack:
-        module = stack.pop()
-        yield module
+    found = [top]
+    for module in found:
         if module._modules:
-            stack.extend(child for child in module._modules.values() if child is not None)
+            found += [child for child in module._modules.values() if child is not None]
+    return found
 
 
 class Members:
-    """The tensors that are the parameters and buffers of some modules during a run.
+    """The tensors that are the parameters and buffers of some modules during a run (`inside`: lists of modules).
 
     `torch.func.functional_call` and assignments to a module's attribute put others in their place before the backward pass comes;
     the second run gets the ones of the first. What FSDP exchanges (shards and views of them) is its own business and left alone.
@@ -83,14 +82,16 @@ class Members:
 
     __slots__ = ("_entries",)
 
-    def __init__(self, modules: Sequence[nn.Module]) -> None:
+    def __init__(self, inside: Sequence[List[nn.Module]]) -> None:
         self._entries: List[Member] = []
-        for top in modules:
-            for module in _inside(top):
-                if module._parameters and not getattr(module, "_is_fsdp_managed_module", False):
-                    self._entries += [(module._parameters, *item) for item in module._parameters.items()]
+        for modules in inside:
+            for module in modules:
+                if module._parameters and "_is_fsdp_managed_module" not in module.__dict__:
+                    for name, parameter in module._parameters.items():
+                        self._entries.append((module._parameters, name, parameter))
                 if module._buffers:
-                    self._entries += [(module._buffers, *item) for item in module._buffers.items()]
+                    for name, buffer in module._buffers.items():
+                        self._entries.append((module._buffers, name, buffer))
 
     def moved(self) -> List[Member]:
         """(dictionary, name, tensor of the run) where another plain tensor is in place now."""
@@ -103,22 +104,23 @@ class Members:
 
 
 class Buffers:
-    """The buffers of some modules around a recorded run: finds those that the run changes, and keeps their values from before.
+    """The buffers in some modules around a recorded run: finds those that the run changes, and keeps their values from before.
 
     All buffers are copied before the first run of a module; later only those that the run before changed (BatchNorm's statistics
     are, a table of positions is not). A buffer that starts to change later is still updated only once; but its second run then
     reads the value after the first.
     """
 
-    __slots__ = ("_entries", "_modules", "_modes")
+    __slots__ = ("_entries", "_tops", "_modes")
 
-    def __init__(self, modules: Sequence[nn.Module]) -> None:
-        self._modules, self._modes = modules, [top.training for top in modules]
+    def __init__(self, tops: Sequence[nn.Module], inside: Sequence[List[nn.Module]]) -> None:
+        self._tops, self._modes = tops, [top.training for top in tops]
         self._entries: List[Entry] = []
-        for place, top in enumerate(modules):
-            for module in _inside(top):
+        for place, modules in enumerate(inside):
+            for module in modules:
                 if not module._buffers:
                     continue
+                top = tops[place]
                 suspects: Optional[Set[Tuple[int, str]]] = _CHANGING.get(top, {}).get(top.training)
                 for name, buffer in module._buffers.items():
                     if buffer is not None:
@@ -130,14 +132,14 @@ class Buffers:
         found: List[Changed] = []
         if not self._entries:
             return found
-        seen: List[Set[Tuple[int, str]]] = [set() for _ in self._modules]
+        seen: List[Set[Tuple[int, str]]] = [set() for _ in self._tops]
         for place, module, name, buffer, version, copy in self._entries:
             replaced, written = module._buffers.get(name) is not buffer, buffer._version != version
             # The batch norm kernels write running statistics without a new version, so copies are compared by value.
             if replaced or written or (copy is not None and not torch.equal(copy, buffer)):
                 seen[place].add((id(module), name))
                 found.append((module, name, buffer if copy is None and not written else copy))
-        for top, mode, names in zip(self._modules, self._modes, seen):
+        for top, mode, names in zip(self._tops, self._modes, seen):
             _CHANGING.setdefault(top, {})[mode] = names
         return found
 
@@ -150,8 +152,9 @@ class Surroundings:
     def __init__(self, modules: Sequence[nn.Module], device: torch.device) -> None:
         self._device = device
         self._autocast = current_autocast(device)
-        self._members = Members(modules)
-        self._buffers: Optional[Buffers] = Buffers(modules)
+        inside = [_inside(top) for top in modules]
+        self._members = Members(inside)
+        self._buffers: Optional[Buffers] = Buffers(modules, inside)
         self._changed: List[Changed] = []
         self._rng: Optional[Rng] = rng_state(device)
 

@@ -68,7 +68,7 @@ def test_buffers_that_do_not_change_are_not_copied_again():
 
     branch = Drifting()
     for copies in (3, 2):
-        buffers = Buffers([branch])
+        buffers = Buffers([branch], [[branch, branch.linear]])
         assert sum(copy is not None for *_, copy in buffers._entries) == copies
         branch(torch.ones(1, WIDTH))
         assert {name for _, name, _ in buffers.changed()} == {"count", "replaced"}
