@@ -1,4 +1,4 @@
-"""The commands of the IPU path: `check`, `compile`, `parity` and its two halves. Like cli.py, without logic of its own."""
+"""The commands of the IPU path: `check`, `compile`, `parity` and its two halves, without logic of their own."""
 
 from __future__ import annotations
 
@@ -122,7 +122,7 @@ def join_words(argv: Sequence[str]) -> List[str]:
 
 
 def add_commands(commands: Any, command: Callable[..., Any]) -> None:
-    """Add this file's parsers; `command` is cli.py's way of adding one."""
+    """Add this file's parsers; `command` is this room's way of adding one."""
     command(commands, "check", check, "config")
     compiling = command(commands, "compile", compile_step, "config")
     compiling.add_argument("--offline", action="store_true", help="for IPUs that this machine does not have (needs the SDK)")

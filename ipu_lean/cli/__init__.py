@@ -12,7 +12,8 @@ import sys
 import warnings
 from typing import Any, Callable, Dict, List, NoReturn, Optional, Sequence
 
-from ipu_lean import __version__, cli_ipu
+from ipu_lean import __version__
+from ipu_lean.cli import ipu
 from ipu_lean.errors import ConfigError, EnvironmentProblem, IpuLeanError, RunError, did_you_mean
 
 Summary = Dict[str, Any]
@@ -182,7 +183,7 @@ def _build_parser() -> argparse.ArgumentParser:
     _command(commands, "prepare", prepare, "config")
     every = "one row a tensor, instead of one a group of equal layers"
     _command(commands, "explain", explain, "config").add_argument("--all", action="store_true", help=every)
-    cli_ipu.add_commands(commands, _command)
+    ipu.add_commands(commands, _command)
     _command(commands, "doctor", doctor)
     config = commands.add_parser("config", help="show a configuration, or the schema of all", allow_abbrev=False)
     actions = config.add_subparsers(metavar="show|schema", parser_class=_Parser)
@@ -194,7 +195,7 @@ def _build_parser() -> argparse.ArgumentParser:
     return parser
 
 
-COMMANDS = ("train", "resume", "eval", "generate", "prepare", "explain", *cli_ipu.NAMES, "doctor", "config")
+COMMANDS = ("train", "resume", "eval", "generate", "prepare", "explain", *ipu.NAMES, "doctor", "config")
 
 
 def _parse(argv: Sequence[str]) -> argparse.Namespace:
@@ -203,7 +204,7 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
         near = did_you_mean(argv[0], COMMANDS)
         rule = f"there is no command {argv[0]!r}" + (f" (did you mean `{near}`?)" if near else "")
         raise ConfigError(rule, suggestion=f"the commands are {', '.join(COMMANDS)}")
-    arguments, rest = _build_parser().parse_known_args(cli_ipu.join_words(argv))
+    arguments, rest = _build_parser().parse_known_args(ipu.join_words(argv))
     foreign = [word for word in rest if word.startswith("-") or "=" not in word or not arguments.takes_overrides]
     if foreign:
         rule = f"`{arguments.command}` does not know {' '.join(foreign)}"
