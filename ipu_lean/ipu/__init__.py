@@ -15,6 +15,11 @@ _HOMES = {
     "PopTrainStep": "step",
     "to_precision": "step",
     "make_optimizer": "optimizers",
+    "CheckResult": "check",
+    "run_check": "check",
+    "Examination": "examination",
+    "Finding": "examination",
+    "examine_step": "examination",
 }
 __all__: List[str] = [*sorted(_HOMES)]
 

@@ -14,8 +14,10 @@ import torch
 from torch import nn
 
 from ipu_lean.ipu import contract
-from ipu_lean.ipu.emulator import Error, optable
+from ipu_lean.ipu.emulator import Error, Options, graph, optable
+from ipu_lean.ipu.emulator.args import micro_batch
 from ipu_lean.ipu.emulator.examine import Report, examine
+from ipu_lean.ipu.emulator.structures import flatten
 from ipu_lean.ipu.emulator.verify import gradient_gaps
 from ipu_lean.ipu.remedies import remedy
 
@@ -58,6 +60,7 @@ class Examination:
         findings: in the order of the rules. notes: what PopTorch does otherwise than Python, and rightly so here.
         ops: rows (op, count, dtypes, handler); handler is PopTorch's file and line, "host" for what is evaluated from constants.
         stages: rows (stage, ipu, ops). forward_stages: F. ipus: of all replicas.
+        unproven: autograd.Function classes whose gradients could not be compared, because the weights were on `meta`.
     """
 
     findings: List[Finding] = field(default_factory=list)
@@ -66,6 +69,7 @@ class Examination:
     stages: List[Dict[str, int]] = field(default_factory=list)
     forward_stages: int = 0
     ipus: int = 0
+    unproven: List[str] = field(default_factory=list)
 
     def add(self, finding: Finding) -> None:
         """Keep it, once for training and evaluation together."""
@@ -124,8 +128,6 @@ def _trainable(found: Examination, step: nn.Module, report: Report) -> None:
     """Trainable parameters that the marked loss does not reach: PopART updates them with a gradient of zero, decay included."""
     if report.trace is None or any(finding.rule == "loss" for finding in found.findings):
         return
-    from ipu_lean.ipu.emulator import graph
-
     recorder = report.trace.recorder
     losses, _ = graph.final_losses(recorder.graph, report.trace.live)
     reached = set()
@@ -145,18 +147,20 @@ def _trainable(found: Examination, step: nn.Module, report: Report) -> None:
 
 def _backward_code(found: Examination, step: nn.Module, args: Sequence[torch.Tensor], options: Any, report: Report) -> None:
     """Custom autograd functions are allowed if PopTorch's derivative of their forward is what their backward says."""
-    if not report.functions or any(tensor.is_meta for tensor in step.parameters()):
+    if any(tensor.is_meta for tensor in step.parameters()):
+        found.unproven = list(report.functions)
+        return
+    if not report.functions:
         return
     for name, where in report.functions.items():
         found.notes.append(f"PopTorch ignores the backward of autograd.Function {name} and differentiates its forward ({where})")
-    from ipu_lean.ipu.emulator.args import micro_batch
-    from ipu_lean.ipu.emulator.options import Options
-
     try:
-        micro = [micro_batch(tensor, options or Options()) for tensor in args]
+        micro = [_with_values(micro_batch(tensor, options or Options())) for tensor in args]
         gaps = gradient_gaps(step, tuple(micro), options=options, loss_of=_loss_of)
-    except (Error, AssertionError, RuntimeError):
-        return  # what stops the trace has been reported already
+    except (Error, AssertionError, RuntimeError, StopIteration) as error:
+        if not found.findings:  # what stops the trace has been reported already
+            found.add(Finding("backward", f"gradients could not be compared: {type(error).__name__}: {error}", "training"))
+        return
     worst = max(gaps, key=lambda name: gaps[name], default=None)
     if worst is None or not gaps[worst] > _GAP:
         return
@@ -168,10 +172,17 @@ def _backward_code(found: Examination, step: nn.Module, args: Sequence[torch.Ten
     found.add(Finding("backward", message, "training", where.module, where.file, where.line))
 
 
+def _with_values(tensor: torch.Tensor) -> torch.Tensor:
+    """A shape-only input filled in: a ramp, or zeros for integers, which are valid tokens and labels."""
+    if not tensor.is_meta:
+        return tensor
+    if tensor.is_floating_point():
+        return torch.linspace(-1, 1, tensor.numel()).reshape(tensor.shape).to(tensor.dtype)
+    return torch.zeros(tensor.shape, dtype=tensor.dtype)
+
+
 def _loss_of(result: Any) -> torch.Tensor:
     """The scalar that can be differentiated, among what a step returns."""
-    from ipu_lean.ipu.emulator.structures import flatten
-
     return next(tensor for tensor in flatten(result) if tensor.requires_grad and tensor.numel() == 1)
 
 

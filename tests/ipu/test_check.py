@@ -135,6 +135,21 @@ def test_a_finding_in_words() -> None:
     assert remedy("nothing", "nothing known") == ""
 
 
+def test_a_backward_by_hand_in_our_own_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is compared with the traced derivative on real weights; one that is right is only noted."""
+    from ipu_lean.nn import FeedForward
+
+    from .test_wrong_steps import Doubled, Linear
+
+    true = FeedForward.forward
+    monkeypatch.setattr(FeedForward, "forward", lambda self, x: Linear.apply(true(self, x)))
+    result = check(ipu_config())
+    assert result.verdict == "pass" and "ignores the backward of autograd.Function Linear" in " ".join(result.found.notes)
+    monkeypatch.setattr(FeedForward, "forward", lambda self, x: Doubled.apply(true(self, x)))
+    result = check(ipu_config())
+    assert [finding.rule for finding in result.findings] == ["backward"] and "Doubled" in str(result.findings[0])
+
+
 # The command.
 
 
