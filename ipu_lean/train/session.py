@@ -116,6 +116,9 @@ class Session:
             raise CheckpointError(
                 "the checkpoint was trained on another text (or another split of it) than this run directory names."
             )
+        if "device" in changed and self.world.first:
+            before = trainer["config"]["device"]
+            self.report.warn(f"warning: the run goes on on {self.config.device} after {before}: the same up to rounding.")
         if trainer["versions"] != versions() and self.world.first:
             then, now = (", ".join(f"{key} {value}" for key, value in one.items()) for one in (trainer["versions"], versions()))
             self.report.warn(f"warning: the checkpoint was written with {then}; this is {now}. The run goes on, not bit for bit.")

@@ -156,6 +156,13 @@ def test_refusals(zygote: Any, whole: Any, tmp_path: Path) -> None:
     assert ended.code == 2 and "config.yaml was edited" in ended.err and "optimizer.lr" in ended.err
 
 
+def test_another_release_is_mentioned(zygote: Any, whole: Any) -> None:
+    _, run, _ = whole
+    prelude = "import ipu_lean\nipu_lean.__version__ = '9.9'\n"
+    ended = zygote.run(["resume", run], prelude=prelude)
+    assert ended.code == 0 and "this is ipu_lean 9.9" in ended.err and "not bit for bit" in ended.err
+
+
 def test_finished_run_resumes_to_itself(zygote: Any, whole: Any) -> None:
     _, run, _ = whole
     before = timeless(run / "metrics.jsonl")

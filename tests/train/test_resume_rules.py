@@ -51,7 +51,8 @@ def test_more_steps_pin_the_horizon(file: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "override", ["train.steps=11", "optimizer.lr=1e-3", "seed=4", "schedule.steps=99", "memory.engine=store", "device=gpu"]
+    "override",
+    ["train.steps=11", "optimizer.lr=1e-3", "seed=4", "schedule.steps=99", "memory.engine=store", "precision=bf16-mixed"],
 )
 def test_refused(file: Path, override: str) -> None:
     with pytest.raises(ConfigError) as caught:

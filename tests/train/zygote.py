@@ -227,3 +227,4 @@ def _mark_first_step(note: str) -> None:
 
 if __name__ == "__main__":
     serve()
+    os._exit(0)  # nothing is left to do that is worth the seconds that the libraries' own farewells take
