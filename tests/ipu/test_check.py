@@ -186,3 +186,14 @@ def test_a_violation_in_our_own_model_is_placed(monkeypatch: pytest.MonkeyPatch)
     text = str(result.findings[0])
     assert result.verdict == "fail" and "aten::lerp" in text and "test_check.py:" in text
     assert "module `model.layers.blocks.0.branches.1.feed_forward`" in text
+
+
+def test_the_example_of_the_page(capsys: Any) -> None:
+    page = (CONFIGS.parent / "docs" / "check.md").read_text(encoding="utf-8")
+    code = page.split("```python\n")[1].split("```")[0]
+    model = Classifier()
+    both = tokens(6)
+    exec(code, {"step": model, "tokens": both[0], "labels": both[1]})
+    assert capsys.readouterr().out == ""  # nothing to find
+    exec(code, {"step": Calls(lambda m, x, y: x.float().mean()), "tokens": both[0], "labels": both[1]})
+    assert "Couldn't find a loss" in capsys.readouterr().out
