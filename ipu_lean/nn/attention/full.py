@@ -13,6 +13,7 @@ from ipu_lean.nn.attention import blockwise
 from ipu_lean.nn.attention.blockwise import MASKED
 from ipu_lean.nn.attention.cache import KVCache
 from ipu_lean.nn.fc import FCLayer
+from ipu_lean.nn.linear import Linear
 from ipu_lean.nn.positions.rotary import Rotary, rotate
 from ipu_lean.nn.precision import as_matmul_input
 from ipu_lean.nn.transforms import transformed
@@ -75,6 +76,8 @@ class CausalSelfAttention(nn.Module):
             cache: keys and values of earlier tokens; `x` continues them.
         """
         x = as_matmul_input(x)
+        if mask is None and cache is None and self._blockwise_applies(x):
+            return self.out(self._blockwise(x))
         start = 0 if cache is None else cache.length
         q, k, v = self._split(self.query(x)), self._split(self.key(x)), self._split(self.value(x))
         if self.positions is not None:
@@ -86,13 +89,29 @@ class CausalSelfAttention(nn.Module):
 
     def _attend(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: Optional[torch.Tensor]) -> torch.Tensor:
         """Queries, keys, values `[batch, seq or keys, heads, head_size] -> [batch, seq, heads, head_size]`."""
-        plain = mask is None and not (self.training and self.attention_dropout > 0)
-        if self.implementation == "fused" and plain and blockwise.applies(q, k):
-            return blockwise.blockwise_attention(q, k, v, self.scale)
         # torch's kernel on CPU has no batching rule: vmap would run it in a loop.
         written_out = self.implementation == "explicit" or (q.device.type == "cpu" and transformed(q))
         attend = self._explicit if written_out else self._by_torch
         return attend(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), mask).transpose(1, 2)
+
+    def _blockwise_applies(self, x: torch.Tensor) -> bool:
+        """Whether blockwise.py can do this call: on CPU, without dropout, outside of torch.func transforms, and with projections
+        that nobody watches or has replaced, since it multiplies by their three matrices at once instead of calling them."""
+        if self.implementation != "fused" or x.device.type != "cpu" or (self.training and self.attention_dropout > 0):
+            return False
+        projections = (self.query, self.key, self.value)
+        return (
+            all(_untouched(layer) for layer in projections) and not transformed(x) and not transformed(self.query.linear.weight)
+        )
+
+    def _blockwise(self, x: torch.Tensor) -> torch.Tensor:
+        """`[batch, seq, width] -> [batch, seq, width]`, before the output projection."""
+        linears = [layer.linear for layer in (self.query, self.key, self.value)]
+        bias = None if linears[0].bias is None else torch.cat([linear.bias for linear in linears])
+        packed = F.linear(x, torch.cat([linear.weight for linear in linears]), bias)
+        packed = packed.view(x.shape[0], x.shape[1], 3, self.heads, self.head_size)
+        turns = None if self.positions is None else self.positions.rows(packed, 0)
+        return blockwise.blockwise_attention(packed, turns, self.scale).view(x.shape)
 
     def _split(self, x: torch.Tensor) -> torch.Tensor:
         """`[batch, seq, width] -> [batch, seq, heads, head_size]`."""
@@ -116,6 +135,13 @@ class CausalSelfAttention(nn.Module):
         causal = mask is None and q.shape[2] == k.shape[2] and q.shape[2] > 1
         added = None if causal else combined_mask(q, k, mask)
         return F.scaled_dot_product_attention(q, k, v, attn_mask=added, dropout_p=dropout, is_causal=causal)
+
+
+def _untouched(layer: nn.Module) -> bool:
+    """Whether calling `layer` is nothing but its matrix product: no hooks (pruning, weight norm, probes), no other class."""
+    modules = (layer, layer.linear)
+    hooks = any(m._forward_hooks or m._forward_pre_hooks or m._backward_hooks or m._backward_pre_hooks for m in modules)
+    return not hooks and type(layer) is FCLayer and type(layer.linear) is Linear
 
 
 def combined_mask(q: torch.Tensor, k: torch.Tensor, mask: Optional[torch.Tensor]) -> Optional[torch.Tensor]:
