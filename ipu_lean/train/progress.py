@@ -94,7 +94,8 @@ class Reporter:
         if self._style == "bar":
             from tqdm import tqdm
 
-            self._bar = tqdm(total=steps, initial=step, unit="step", file=self._err, dynamic_ncols=True, leave=True)
+            shape = "{percentage:3.0f}% |{bar:16}| {n_fmt}/{total_fmt} [{elapsed}<{remaining}]{postfix}"
+            self._bar = tqdm(total=steps, initial=step, file=self._err, dynamic_ncols=True, bar_format=shape)
 
     def step(self, step: int, steps: int, result: StepResult, speed: Speed, log: bool) -> None:
         """After each update; `log` marks those that also go to the metrics file."""
