@@ -62,7 +62,8 @@ def banner(config: Config, model: nn.Module, vocab: int, world: World) -> List[s
         f"width {model_config.width}, {derived.heads(model_config)} heads, vocabulary {vocab:,}, {model_config.stack.kind} stack,"
         f" memory engine {derived.engine(config)}, {config.mup.parametrization} parametrisation",
         f"batch: {batch.micro} micro x {batch.accumulation} accumulation x {batch.replicas} replicas = {batch.global_batch} rows "
-        f"x {model_config.seq} tokens = {tokens:,} per update",
+        f"x {model_config.seq} tokens = {tokens:,} per update"
+        + (f", {batch.device_iterations} updates per device call" if batch.device_iterations > 1 else ""),
         f"schedule: {schedule.kind}, {schedule.warmup} warm-up, {derived.horizon(config)} updates, lr {lr:.3g} -> {last:.3g}; "
         f"{config.train.steps} updates in all",
     ]

@@ -39,6 +39,14 @@ def is_safe(key: str) -> bool:
     return key == "schedule.steps" or any(key == safe or (safe.endswith(".") and key.startswith(safe)) for safe in SAFE)
 
 
+def unsafe(then: Dict[str, Any], now: Dict[str, Any]) -> List[str]:
+    """Keys in which a resumed run may not differ and does. A device brings its own 16 bits along: where the run changes devices,
+    fp16-ipu may become fp32, and back.
+    """
+    moved = then.get("device") != now.get("device") and {then.get("precision"), now.get("precision")} == {"fp32", "fp16-ipu"}
+    return [key for key in differing(then, now) if not is_safe(key) and not (moved and key == "precision")]
+
+
 def differing(one: Dict[str, Any], other: Dict[str, Any]) -> List[str]:
     """Dotted keys whose values differ. A key that one of them lacks (it was written by another release) stands at its default."""
     default = flat(Config())
@@ -58,14 +66,13 @@ def resumed_config(config_file: Path, overrides: Sequence[str]) -> Tuple[Config,
     old = load_config(config_file)
     new = load(config_file, overrides).config
     changed = differing(flat(old), flat(new))
-    for key in changed:
-        if not is_safe(key) or key == "schedule.steps":
-            raise ConfigError(
-                "a resumed run must compute what it began with, so this cannot change",
-                key=key,
-                value=flat(new).get(key),
-                suggestion=f"start a new run; safe to change are {', '.join(name.rstrip('.') for name in SAFE)}",
-            )
+    for key in [*unsafe(flat(old), flat(new)), *(key for key in changed if key == "schedule.steps")]:
+        raise ConfigError(
+            "a resumed run must compute what it began with, so this cannot change",
+            key=key,
+            value=flat(new).get(key),
+            suggestion=f"start a new run; safe to change are {', '.join(name.rstrip('.') for name in SAFE)}",
+        )
     if new.train.steps < old.train.steps:
         raise ConfigError(
             f"a resumed run can be lengthened, not shortened below its {old.train.steps} steps",

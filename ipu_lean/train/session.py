@@ -21,7 +21,7 @@ from ipu_lean.train.engines.protocol import Engine
 from ipu_lean.train.files import write_atomic
 from ipu_lean.train.loggers import MetricsLog
 from ipu_lean.train.progress import Reporter
-from ipu_lean.train.resume import differing, is_safe
+from ipu_lean.train.resume import unsafe
 from ipu_lean.train.runs import RunDirectory
 from ipu_lean.train.signals import StopSignal
 from ipu_lean.train.world import World
@@ -103,21 +103,19 @@ class Session:
 
     def _check(self, trainer: Dict[str, Any]) -> None:
         """Refuse to go on with another configuration or text; mention other versions, which may round differently."""
-        changed = differing(trainer["config"], flat(self.config))
-        for key in changed:
-            if not is_safe(key):
-                raise ConfigError(
-                    f"config.yaml was edited: the checkpoint was trained with {trainer['config'].get(key)!r}",
-                    key=key,
-                    value=flat(self.config).get(key),
-                    suggestion="put it back, or start a new run",
-                )
+        for key in unsafe(trainer["config"], flat(self.config)):
+            raise ConfigError(
+                f"config.yaml was edited: the checkpoint was trained with {trainer['config'].get(key)!r}",
+                key=key,
+                value=flat(self.config).get(key),
+                suggestion="put it back, or start a new run",
+            )
         if trainer["corpus"] != corpus.fingerprint(self.prepared):
             raise CheckpointError(
                 "the checkpoint was trained on another text (or another split of it) than this run directory names."
             )
-        if "device" in changed and self.world.first:
-            before = trainer["config"]["device"]
+        before = trainer["config"]["device"]
+        if before != self.config.device and self.world.first:
             self.report.warn(f"warning: the run goes on on {self.config.device} after {before}: the same up to rounding.")
         if trainer["versions"] != versions() and self.world.first:
             then, now = (", ".join(f"{key} {value}" for key, value in one.items()) for one in (trainer["versions"], versions()))

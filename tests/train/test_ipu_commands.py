@@ -117,6 +117,22 @@ def test_a_run_goes_on_on_another_device(zygote: Any, runs: Path, tmp_path: Path
             assert float((mine[name] - theirs[name]).norm()) <= 1e-4 * float(theirs[name].norm()), name
 
 
+def test_an_fp16_run_goes_on_in_fp32_elsewhere_and_back(zygote: Any, tmp_path: Path) -> None:
+    train = {**IPU["train"], "steps": 4, "sample": {"tokens": 0}}
+    config = write_yaml(
+        tmp_path, **{**IPU, "train": train, "precision": "fp16-ipu", "ipu": {**IPU["ipu"], "emulate_precision": True}}
+    )
+    run = tmp_path / "run"
+    assert zygote.run(["train", config, "--out", run]).code == 0
+    refused = zygote.run(["resume", run, "precision=fp32", "train.steps=8"])
+    assert refused.code == 2 and "cannot change" in refused.err
+    for device, precision, steps in (("cpu", "fp32", 8), ("ipu-emulated", "fp16-ipu", 10)):
+        ended = zygote.run(["resume", run, f"device={device}", f"precision={precision}", f"train.steps={steps}"])
+        assert ended.code == 0, ended.err
+    losses = [one["loss"] for one in timeless(run / "metrics.jsonl") if one["split"] == "train"]
+    assert len(losses) >= 5 and losses[-1] < losses[0]
+
+
 def test_an_interrupted_run_saves_and_goes_on(zygote: Any, tmp_path: Path) -> None:
     config = write_yaml(tmp_path, **{**IPU, "train": {**IPU["train"], "steps": 60}})
     ended = zygote.run(["train", config, "--out", tmp_path / "run"], prelude=SLOW, signals=[(0.3, signal.SIGINT)])

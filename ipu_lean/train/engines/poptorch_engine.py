@@ -106,7 +106,7 @@ class PopTorchEngine:
         factor = self.schedule.lr_at(self.update, iterations)
         with self._failures():
             self._guard.check(self.executor)
-            self._take(self.executor, inputs)
+            self._begin(self.executor, inputs)
             if factor != self._factor:
                 apply_schedule(self.optimizer, factor)
                 self.executor.setOptimizer(self.optimizer)
@@ -134,11 +134,22 @@ class PopTorchEngine:
                 # The mode is frozen in the trace, and training's executor has its own trace already or gets it later.
                 self.step.eval()
                 self.evaluator = self.poptorch.inferenceModel(self.step, options=self.options.eval)
-            self._take(self.evaluator, inputs)
+            self._begin(self.evaluator, inputs)
             _, sums = self.evaluator(*inputs)
         return sums.double().reshape(-1, len(self.step.sum_names)).sum(0).numpy()
 
     # -- the device ------------------------------------------------------------------------------------------------------
+    def _begin(self, executor: Any, inputs: Any) -> None:
+        """Have `executor` compiled and on the IPUs. ConfigError for a program that is compiled for IPUs that are not there."""
+        if self.config.ipu.offline_target is not None:
+            raise ConfigError(
+                "a program for an offline target cannot run",
+                key="ipu.offline_target",
+                value=self.config.ipu.offline_target,
+                suggestion="leave it out; `ipu-lean compile` is what it is for",
+            )
+        self._take(executor, inputs)
+
     def _take(self, executor: Any, inputs: Any) -> None:
         """Give the IPUs to one executor: the other lets go first, which brings its weights to the host."""
         other = self.evaluator if executor is self.executor else self.executor

@@ -10,7 +10,7 @@ import torch
 
 import ipu_lean.ipu.emulator as poptorch
 from ipu_lean.config import Config
-from ipu_lean.errors import CheckpointError, RunError
+from ipu_lean.errors import CheckpointError, ConfigError, RunError
 from ipu_lean.ipu.emulator import machine
 from ipu_lean.train.engines import DeviceFailure, PopTorchEngine, TorchEngine, make_engine
 from ipu_lean.train.evaluate import summarise
@@ -346,6 +346,22 @@ def test_a_call_cannot_begin_inside_another() -> None:
     device.load_state_dict({"update": 3, "scale": None})
     with pytest.raises(CheckpointError, match="multiple of 2"):
         device.train_step(calls(config)[0][0])
+
+
+def test_a_program_for_other_machines_is_compiled_and_not_run() -> None:
+    config = ipu_config(ipu={"offline_target": "ipu21"})
+    device, _ = engines(config)
+    batch = calls(config)[0][0]
+    device.compile(batch)
+    assert device.executor.isCompiled() and not device.executor.isAttachedToDevice()
+    with pytest.raises(ConfigError, match="offline target cannot run"):
+        device.train_step(batch)
+
+
+def test_more_ipus_than_one_process_drives() -> None:
+    config = ipu_config(batch={"replicas": 64})
+    with pytest.raises(ConfigError, match="64 replicas of 2 are 128 IPUs"):
+        make_engine(lively(config), config, World())
 
 
 def test_moments_of_other_groups_are_refused() -> None:
