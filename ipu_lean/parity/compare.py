@@ -176,17 +176,21 @@ def _gradients(reference: Trace, candidate: Trace, limits: Tolerances, zero: Any
 
 def _weights(reference: Trace, candidate: Trace, updates: int, limit: float, zero: Any) -> Iterator[Row]:
     """A weight that rounding alone moves beyond the limit on the reference's own device is left out, and so is one that no
-    gradient moves; otherwise three times what rounding does is allowed. A coarser candidate rounds in proportion.
+    gradient moves; otherwise ten times what rounding does is allowed, since one sample of noise is no bound on the next. A
+    coarser candidate rounds in proportion.
     """
     one, other = (_COARSENESS[str(trace.facts["precision"])] for trace in (reference, candidate))
     coarser = max(1.0, other / one)
+    furthest: Dict[str, float] = {}
+    for values in reference.spread.values():
+        for name, value in values.items():
+            furthest[name] = max(furthest.get(name, 0.0), value * coarser)
     for step in sorted(set(reference.weights) & set(candidate.weights)):
         if step > updates:
             continue
-        spread = reference.spread.get(step, {})
         for name, tensor in reference.weights[step].items():
-            rounding = spread.get(name, 0.0) * coarser
-            row = _pair("weight", step, name, tensor, candidate.weights[step].get(name), max(limit, 3 * rounding))
+            rounding = furthest.get(name, 0.0)
+            row = _pair("weight", step, name, tensor, candidate.weights[step].get(name), max(limit, 10 * rounding))
             yield replace(row, status="left out") if name in zero or not rounding <= limit else row
 
 

@@ -106,3 +106,11 @@ def test_schedule_one_call_late(sound: Sound, monkeypatch: Any) -> None:
     monkeypatch.setattr(Schedule, "lr_at", lambda self, index, iterations=1: true(self, index + iterations, iterations))
     found = compare(reference, traced(config, "ipu-emulated", start))
     assert found.verdict == "fail" and found.first.step == 2 and "schedule" in found.diagnosis
+
+
+@pytest.mark.parametrize(("key", "value"), [("weight_decay", 0.11), ("eps", 2e-8), ("betas", (0.9, 0.951))])
+def test_another_setting_of_the_optimizer(sound: Sound, key: str, value: Any) -> None:
+    config, start, _ = sound
+    changed = config.model_copy(update={"optimizer": config.optimizer.model_copy(update={key: value})})
+    found = compare(sound[2], traced(changed, "ipu-emulated", start))
+    assert found.verdict == "fail" and found.first.kind in ("loss", "weight") and "decay" in found.diagnosis, found.diagnosis
