@@ -35,7 +35,7 @@ class Distribution:
             ConfigError: poprun's replicas are not the configuration's, or the instances cannot share them.
         """
         global _current
-        if config.device != "ipu" or MARK not in os.environ:
+        if config.device != "ipu" or not under_poprun():
             return cls()
         if _current is None:
             _current = cls(*_start(), layout(config).ipus)
@@ -88,9 +88,14 @@ class Distribution:
         self.popdist.execute_on_instances({0}, action)
 
 
+def under_poprun() -> bool:
+    """Whether poprun started this process."""
+    return MARK in os.environ
+
+
 def instance_index() -> int:
     """This process's number as poprun's environment has it, before anything is started; 0 without poprun."""
-    if MARK not in os.environ:
+    if not under_poprun():
         return 0
     return int(os.environ.get("OMPI_COMM_WORLD_RANK", os.environ.get("PMI_RANK", "0")))
 

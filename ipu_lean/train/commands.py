@@ -13,6 +13,7 @@ from typing import Any, Callable, Dict, List, Optional, Sequence
 
 from ipu_lean.config import Config, Loaded, config_hash, dump_config, require_device
 from ipu_lean.errors import ConfigError, EnvironmentProblem, Interrupted, IpuLeanError
+from ipu_lean.ipu.dist import under_poprun
 from ipu_lean.train.engines.protocol import DeviceFailure
 from ipu_lean.train.files import write_atomic
 from ipu_lean.train.finish import finish
@@ -98,6 +99,8 @@ def _train(command: str, config: Config, report: Reporter, take_run: Callable[[S
     try:
         return _attempt(command, config, report, take)
     except DeviceFailure as failure:
+        if under_poprun():
+            raise  # the other instances wait inside the failed step: only starting all of them again helps
         report.warn(f"warning: {failure} Starting again, once, from the last checkpoint.")
         return _attempt(command, config, report, take_again)
 

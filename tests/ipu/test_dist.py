@@ -117,7 +117,7 @@ def test_popdist_is_started_once(launched: Any) -> None:
     first, again = dist.Distribution.current(real()), dist.Distribution.current(real())
     assert first is again and (first.index, first.size, first.ipus_per_replica) == (1, 2, 2)
     assert (popdist.started, horovod.started) == (1, 1)
-    assert dist.instance_index() == 1
+    assert dist.instance_index() == 1 and dist.under_poprun()
 
 
 def test_the_emulator_is_never_distributed(launched: Any) -> None:

@@ -158,6 +158,23 @@ def test_a_second_failure_ends_the_run(zygote: Any, tmp_path: Path) -> None:
     assert json.loads((tmp_path / "run" / "summary.json").read_text())["status"] == "failed"
 
 
+def test_under_poprun_a_failure_ends_the_run(zygote: Any, tmp_path: Path) -> None:
+    config = write_yaml(tmp_path, **IPU)
+    launched = "import os\nos.environ['POPDIST_NUM_TOTAL_REPLICAS'] = '1'\n"
+    ended = zygote.run(["train", config, "--out", tmp_path / "run"], prelude=launched + FAILING.format(times=1))
+    assert ended.code == 1 and "going on from" not in ended.out, ended.err
+
+
+def test_a_real_poptorch_trains_from_the_command_line(zygote: Any, runs: Path, tmp_path: Path) -> None:
+    """The emulator under PopTorch's name stands for the real one."""
+    config = write_yaml(tmp_path, **{**IPU, "device": "ipu"})
+    prelude = "import sys, ipu_lean.ipu.emulator\nsys.modules['poptorch'] = sys.modules['ipu_lean.ipu.emulator']\n"
+    ended = zygote.run(["train", config, "--out", tmp_path / "run"], prelude=prelude)
+    assert ended.code == 0, ended.err
+    mine, theirs = weights(tmp_path / "run", 8), weights(runs / "ipu", 8)
+    assert all(mine[name].equal(theirs[name]) for name in mine)
+
+
 def test_a_loss_that_is_not_finite_stops_the_run(zygote: Any, tmp_path: Path) -> None:
     config = write_yaml(tmp_path, **{**IPU, "optimizer": {"kind": "sgd", "lr": 1e38}, "train": {**IPU["train"], "clip": None}})
     ended = zygote.run(["train", config, "--out", tmp_path / "run"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any, Dict, List, Tuple
 
 import numpy as np
@@ -106,6 +107,20 @@ def test_the_same_numbers_as_on_the_cpu(name: str) -> None:
     moved = [key for key, value in start.items() if value.is_floating_point() and torch.equal(value, weights[key])]
     assert moved == [], "every tensor must have been trained"
     device.close()
+
+
+def test_the_path_of_a_real_poptorch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`device: ipu` with the emulator under PopTorch's name: nothing asks which of the two it is."""
+    monkeypatch.setitem(sys.modules, "poptorch", poptorch)
+    emulated = ipu_config()
+    config = emulated.model_copy(update={"device": "ipu"})
+    batch = calls(config)[0][0]
+    found = []
+    for one in (config, emulated):
+        engine = make_engine(lively(one), one, World())
+        found.append(engine.train_step(batch))
+        engine.close()
+    assert found[0] == found[1]
 
 
 def test_the_rate_is_constant_within_a_call() -> None:
