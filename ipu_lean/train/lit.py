@@ -105,6 +105,10 @@ class LaunchOnly(DDPStrategy):
     def configure_ddp(self) -> None:
         """Leave the module as it is."""
 
+    def training_step(self, *args: Any, **kwargs: Any) -> Any:
+        """Straight to the module: Lightning 2.0 would go through the wrapper."""
+        return self.lightning_module.training_step(*args, **kwargs)
+
 
 # -- who am I, before there is a process group ---------------------------------------------------------------------------------
 def under_torchrun() -> bool:
