@@ -15,6 +15,12 @@ from ipu_lean.nn.attention import IMPLEMENTATIONS, blockwise
 pytestmark = pytest.mark.pod
 
 
+@pytest.fixture(autouse=True)
+def blocks_at_every_length(monkeypatch):
+    """`fused` picks blocks of queries where they gain; here always, so that short sequences test them."""
+    monkeypatch.setattr(blockwise, "worthwhile", lambda seq, bytes_each: True)
+
+
 def make(width=12, heads=3, implementation="fused", seed=0, **options):
     torch.manual_seed(seed)
     module = CausalSelfAttention(width, heads, implementation=implementation, **options).double()

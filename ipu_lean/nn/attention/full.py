@@ -95,14 +95,17 @@ class CausalSelfAttention(nn.Module):
         return attend(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), mask).transpose(1, 2)
 
     def _blockwise_applies(self, x: torch.Tensor) -> bool:
-        """Whether blockwise.py can do this call: on CPU, without dropout, outside of torch.func transforms, and with projections
-        that nobody watches or has replaced, since it multiplies by their three matrices at once instead of calling them."""
+        """Whether blockwise.py can do this call and gains by it.
+
+        On CPU, without dropout, outside of torch.func transforms; and with projections that nobody watches or has replaced, since
+        it multiplies by their three matrices at once instead of calling them.
+        """
         if self.implementation != "fused" or x.device.type != "cpu" or (self.training and self.attention_dropout > 0):
             return False
-        projections = (self.query, self.key, self.value)
-        return (
-            all(_untouched(layer) for layer in projections) and not transformed(x) and not transformed(self.query.linear.weight)
-        )
+        if not blockwise.worthwhile(x.shape[1], x.element_size()):
+            return False
+        bare = all(_untouched(layer) for layer in (self.query, self.key, self.value))
+        return bare and not transformed(x) and not transformed(self.query.linear.weight)
 
     def _blockwise(self, x: torch.Tensor) -> torch.Tensor:
         """`[batch, seq, width] -> [batch, seq, width]`, before the output projection."""
