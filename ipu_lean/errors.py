@@ -54,7 +54,7 @@ class ConfigError(IpuLeanError):
         rule: what must hold, as a sentence without its final full stop.
         key: dotted path of the key at fault, such as `model.heads`.
         value: the value found there (shown with repr).
-        suggestion: what to do about it, as a sentence without its final full stop.
+        suggestion: what to do about it, as a sentence without its final full stop (a question keeps its mark).
         file, line: where the value was written, when known.
     """
 
@@ -76,11 +76,12 @@ class ConfigError(IpuLeanError):
     def __str__(self) -> str:
         where = "" if self.file is None else (f"{self.file}:{self.line}: " if self.line else f"{self.file}: ")
         subject = "" if self.key is None else (f"`{self.key}`: " if self.value is None else f"`{self.key}: {self.value!r}`: ")
-        tail = "" if not self.suggestion else f" {self.suggestion[0].upper()}{self.suggestion[1:]}."
+        stop = "" if (self.suggestion or "").endswith("?") else "."
+        tail = "" if not self.suggestion else f" {self.suggestion[0].upper()}{self.suggestion[1:]}{stop}"
         return f"{where}{subject}{self.rule}.{tail}"
 
 
-def did_you_mean(word: str, known: Iterable[str]) -> Optional[str]:
-    """The nearest of `known` to `word`, or None if nothing is near."""
-    near = difflib.get_close_matches(word, list(known), n=1, cutoff=0.55)
+def did_you_mean(word: str, known: Iterable[str], cutoff: float = 0.55) -> Optional[str]:
+    """The nearest of `known` to `word`, or None if nothing is near (`cutoff`: 1 for equal words only, as difflib counts)."""
+    near = difflib.get_close_matches(word, list(known), n=1, cutoff=cutoff)
     return near[0] if near else None

@@ -223,9 +223,9 @@ ROWS: List[Row] = [
     override("no GPU", "device=gpu", "device: cpu", 3, prelude=NO_GPU),
     override("no IPU", "device=ipu", "PopTorch", 3),
     override(
-        "no TensorBoard", "logging.tensorboard=true", "ipu_lean[tensorboard]", 3, prelude=missing("torch.utils.tensorboard")
+        "no TensorBoard", "logging.tensorboard=true", "pip install tensorboard", 3, prelude=missing("torch.utils.tensorboard")
     ),
-    override("no W&B", "logging.wandb=true", "ipu_lean[wandb]", 3, prelude=missing("wandb")),
+    override("no W&B", "logging.wandb=true", "pip install wandb", 3, prelude=missing("wandb")),
     override("no SentencePiece", "data.tokenizer.kind=sentencepiece", "sentencepiece", 3, prelude=missing("sentencepiece")),
     override("no datasets", "data.corpus=hf:some/thing", "datasets", 3, prelude=missing("datasets")),
     override("a cache that cannot be", "data.cache=/dev/null/cache", "data.cache", 3),

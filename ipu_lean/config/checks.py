@@ -196,9 +196,11 @@ def _intervals(config: Config) -> None:
             raise ConfigError(rule, key=key, value=value, suggestion=f"use {max(1, round(value / iterations)) * iterations}")
     if config.schedule.warmup > derived.horizon(config):
         raise ConfigError(
-            f"the warm-up would not end within the schedule's {derived.horizon(config)} updates",
+            f"the warm-up would not end within the schedule's {derived.horizon(config)} updates "
+            f"({'train.steps' if config.schedule.steps is None else 'schedule.steps'})",
             key="schedule.warmup",
             value=config.schedule.warmup,
+            suggestion=f"add `schedule.warmup=0`, or a warm-up of at most {derived.horizon(config)}",
         )
     scale = config.train.fp16_scale
     if scale.init < scale.minimum:

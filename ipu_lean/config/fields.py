@@ -65,7 +65,7 @@ def nearest(path: Path) -> Optional[str]:
     """The key that an unknown one probably meant: a close neighbour in its section, a namesake elsewhere, anything near."""
     word, home = path[-1], path[:-1]
     by_last: Dict[str, str] = {name: name for name in Config.model_fields}
-    for other, _ in leaves():
+    for other, _ in sorted(leaves(), key=lambda leaf: leaf[0][0] != "train"):  # `steps` are train's before schedule's
         by_last.setdefault(other[-1], ".".join(other))
     close = difflib.get_close_matches(word, keys_of(home), n=1, cutoff=0.8)
     if close:

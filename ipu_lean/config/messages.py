@@ -6,7 +6,10 @@ from typing import Any, Dict, List, Optional, Tuple, get_origin
 
 from pydantic import ValidationError
 
+from ipu_lean.config.checks import WORKING_PRECISIONS
 from ipu_lean.config.fields import Path, field_at, keys_of, nearest
+from ipu_lean.config.ipu_rules import IPU_PRECISIONS
+from ipu_lean.config.layout import IPU_DEVICES
 from ipu_lean.config.yaml_text import Mark
 from ipu_lean.errors import ConfigError, did_you_mean
 
@@ -32,13 +35,19 @@ _LIMITS = {
     "string_pattern_mismatch": ("pattern", "this must match {}"),
 }
 
+_NULL = {
+    ("train", "sample"): "for no sample set `train.sample.tokens=0`",
+    ("train", "eval_every"): "to evaluate only at the end set `train.eval_every=0`",
+}
+"""What someone who wrote `null` to switch a thing off should write."""
+
 
 def explain(error: ValidationError, marks: Dict[Path, Mark]) -> ConfigError:
     """The first mistake (in the order of the file) as a ConfigError that names its line; the others are counted by name."""
     found = [(_path_of(item["loc"]), item) for item in error.errors()]
     found.sort(key=lambda pair: _line_of(pair[0], marks))
     path, item = found[0]
-    rule, suggestion = _rule(path, item)
+    rule, suggestion = _rule(path, item, marks)
     others = sorted({".".join(other) for other, _ in found[1:]} - {".".join(path)})
     if others:
         rule += f" (also wrong: {', '.join(others[:4])}{', …' if len(others) > 4 else ''})"
@@ -79,13 +88,16 @@ def _path_of(location: Tuple[Any, ...]) -> Path:
     return tuple(path)
 
 
-def _rule(path: Path, item: Dict[str, Any]) -> Tuple[str, Optional[str]]:
+def _rule(path: Path, item: Dict[str, Any], marks: Dict[Path, Mark]) -> Tuple[str, Optional[str]]:
     kind, context, value = item["type"], item.get("ctx", {}), item.get("input")
     if kind == "extra_forbidden":
         near = nearest(path)
         return ("there is no such key" + (f" (did you mean `{near}`?)" if near else "")), (None if near else _offer(path))
     if kind == "literal_error":
         choices = [choice.strip().strip("'") for choice in context["expected"].replace(" or ", ", ").split(",")]
+        if path == ("precision",):  # only those that this device would not refuse in turn
+            device = marks[("device",)].raw if ("device",) in marks else "cpu"
+            choices = list(IPU_PRECISIONS if device in IPU_DEVICES else WORKING_PRECISIONS)
         near = did_you_mean(value, choices) if isinstance(value, str) else None
         return f"this must be one of {', '.join(choices)}" + (f" (did you mean `{near}`?)" if near else ""), None
     if kind in _LIMITS:
@@ -97,7 +109,7 @@ def _rule(path: Path, item: Dict[str, Any]) -> Tuple[str, Optional[str]]:
         return _KINDS["int_type"], f"write {int(value)}"
     if kind == "bool_type" and isinstance(value, str) and value.lower() in ("yes", "no", "on", "off"):
         return _KINDS[kind], f"write {'true' if value.lower() in ('yes', 'on') else 'false'}"
-    return _KINDS.get(kind, item["msg"][:1].lower() + item["msg"][1:]), None
+    return _KINDS.get(kind, item["msg"][:1].lower() + item["msg"][1:]), (_NULL.get(path) if value is None else None)
 
 
 def _offer(path: Path) -> Optional[str]:

@@ -24,7 +24,9 @@ class OptimizerConfig(Section):
     @field_validator("betas", mode="before")
     @classmethod
     def _pair(cls, value: Any) -> Any:
-        return tuple(value) if isinstance(value, list) else value
+        if not isinstance(value, (list, tuple)) or len(value) != 2:
+            raise ValueError("these are two numbers, such as [0.9, 0.95]")
+        return tuple(value)
 
     @field_validator("betas")
     @classmethod

@@ -49,9 +49,9 @@ def open_corpus(spec: str, *, text_key: str = "text", limit: Optional[int] = Non
     try:
         return open_files(name, text_key=text_key, limit=limit, key=key)
     except ConfigError as error:
-        near = did_you_mean(name, NAMES)
+        near = did_you_mean(name, NAMES, cutoff=0.65)
         if near and "no such file" in error.rule:
             raise ConfigError(
-                "there is no such corpus, file or folder", key=key, value=name, suggestion=f"did you mean {near}"
+                "there is no such corpus, file or folder", key=key, value=name, suggestion=f"did you mean `{near}`?"
             ) from error
         raise

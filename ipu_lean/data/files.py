@@ -58,6 +58,8 @@ def find_files(spec: str, key: str) -> Tuple[List[Path], Path]:
         if not paths:
             raise ConfigError("no file matches this pattern", key=key, value=spec)
         return paths, Path(os.path.commonpath([str(match.parent) for match in paths]))
+    if path.exists():
+        raise ConfigError("this is neither a regular file nor a folder", key=key, value=spec)
     raise ConfigError("there is no such file or folder", key=key, value=spec, suggestion=nearby(path))
 
 
@@ -70,9 +72,10 @@ def is_text(relative: Path) -> bool:
 def nearby(path: Path) -> Optional[str]:
     """A suggestion for a path that does not exist."""
     if not path.parent.is_dir():
-        return f"the folder {path.parent} does not exist either; relative paths start at {Path.cwd()}"
-    near = did_you_mean(path.name, (entry.name for entry in path.parent.iterdir()))
-    return f"did you mean {path.parent / near}" if near else f"relative paths start at {Path.cwd()}"
+        return f"the folder `{path.parent}` does not exist either; relative paths start at `{Path.cwd()}`"
+    names = {entry.stem: entry.name for entry in path.parent.iterdir()}  # by the stem: `.txt` makes all names look alike
+    near = did_you_mean(path.stem, names, cutoff=0.7)
+    return f"did you mean `{path.parent / names[near]}`?" if near else f"relative paths start at `{Path.cwd()}`"
 
 
 def stat_digest(paths: Iterable[Path], root: Path) -> Dict[str, Any]:
@@ -111,7 +114,7 @@ def plain_fragments(file: BinaryIO, path: Path, key: str) -> Iterator[Fragment]:
         try:
             text = decoder.decode(block, final=not block)
         except UnicodeDecodeError as error:
-            raise not_utf8(path, f"byte {position - pending + error.start:,}", key) from error
+            raise not_utf8(path, f"byte {position - pending + error.start:,}", key, block) from error
         position += len(block)
         if text:
             if held is not None:
@@ -131,10 +134,12 @@ def jsonl_fragments(file: BinaryIO, path: Path, text_key: str, key: str) -> Iter
         try:
             record = json.loads(line.decode("utf-8-sig" if number == 1 else "utf-8"))
         except UnicodeDecodeError as error:
-            raise not_utf8(path, f"line {number:,}", key) from error
+            raise not_utf8(path, f"line {number:,}", key, line) from error
         except ValueError as error:
             raise ConfigError(f"this line is not JSON: {error}", file=str(path), line=number) from error
         if not isinstance(record, dict) or not isinstance(record.get(text_key), str):
+            if isinstance(record, dict) and text_key in record:
+                raise ConfigError(f"the text under {text_key!r} is not a string", file=str(path), line=number)
             raise ConfigError(
                 f"this line has no text under the key {text_key!r}",
                 key="data.text_key",
@@ -146,8 +151,10 @@ def jsonl_fragments(file: BinaryIO, path: Path, text_key: str, key: str) -> Iter
         yield from split_document(sound_text(record[text_key]))
 
 
-def not_utf8(path: Path, place: str, key: str) -> ConfigError:
-    """The error for text in another encoding, or for a file that is no text."""
+def not_utf8(path: Path, place: str, key: str, around: bytes) -> ConfigError:
+    """The error for text in another encoding, or for a file that is no text (`around`: the bytes that were read there)."""
+    if b"\0" in around and not around.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+        return ConfigError(f"{path} is a binary file, not text: it holds NUL bytes", key=key)
     return ConfigError(
         f"{path} is not UTF-8 text ({place})",
         key=key,

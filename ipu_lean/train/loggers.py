@@ -34,7 +34,7 @@ def check_loggers(config: Config) -> None:
         except ImportError as error:
             raise EnvironmentProblem(
                 f"`logging.{name}: true` needs a package that is not installed ({error}). Install it with `pip install "
-                f'"ipu_lean[{name}]"`, or set `logging.{name}: false`.'
+                f"{name}`, or set `logging.{name}: false`."
             ) from error
 
 

@@ -1,5 +1,8 @@
 """What a mistake looks like: file, line, key, value, rule, and the nearest right thing."""
 
+import re
+from pathlib import Path
+
 import pytest
 
 from ipu_lean.config import load
@@ -11,6 +14,7 @@ BASE = "mup: {base_width: 64}\n"
 MISTAKES = [
     ("model:\n  widht: 3\n", "text:3: `model.widht`: there is no such key (did you mean `model.width`?)."),
     ("lr: 3e-3\n", "text:2: `lr`: there is no such key (did you mean `optimizer.lr`?)."),
+    ("steps: 3\n", "text:2: `steps`: there is no such key (did you mean `train.steps`?)."),
     ("modle: {width: 3}\n", "text:2: `modle`: there is no such key (did you mean `model`?)."),
     ("train:\n  batch: 3\n", "text:3: `train.batch`: there is no such key (did you mean `batch`?)."),
     ("batch: {zzz: 3}\n", "text:2: `batch.zzz`: there is no such key. The keys of `batch` are micro, accumulation, replicas,"),
@@ -25,11 +29,17 @@ MISTAKES = [
     ("optimizer: {lr: 0}\n", "text:2: `optimizer.lr: 0`: this must be greater than 0."),
     ("optimizer: {lr: .nan}\n", "this must be a finite number."),
     ("optimizer: {betas: [0.9, 1.0]}\n", "both must be at least 0 and less than 1."),
-    ("optimizer: {betas: 0.9}\n", "text:2: `optimizer.betas: 0.9`: this must be a list."),
+    ("optimizer: {betas: [0.9]}\n", "text:2: `optimizer.betas: [0.9]`: these are two numbers, such as [0.9, 0.95]."),
+    ("optimizer: {betas: 0.9}\n", "text:2: `optimizer.betas: 0.9`: these are two numbers, such as [0.9, 0.95]."),
     ("train: {keep_best: yes}\n", "text:2: `train.keep_best: 'yes'`: this must be true or false. Write true."),
     ("train: {keep_best: 1}\n", "text:2: `train.keep_best: 1`: this must be true or false."),
     ("model: {norm: rmsnrm}\n", "this must be one of layernorm, rmsnorm (did you mean `rmsnorm`?)."),
     ("device: tpu\n", "text:2: `device: 'tpu'`: this must be one of cpu, gpu, ipu, ipu-emulated"),
+    ("precision: bf16\n", "this must be one of fp32, bf16-mixed, fp16-mixed (did you mean `bf16-mixed`?)."),
+    ("device: ipu\nprecision: fp16\n", "this must be one of fp32, fp16-ipu (did you mean `fp16-ipu`?)."),
+    ("device: ipu\nprecision: bf16\n", "this must be one of fp32, fp16-ipu."),
+    ("train: {sample: null}\n", "holds keys of its own. For no sample set `train.sample.tokens=0`."),
+    ("train: {eval_every: null}\n", "a whole number. To evaluate only at the end set `train.eval_every=0`."),
     ("model: 3\n", "text:2: `model`: this is a section, so it holds keys of its own."),
     ("name: a/b\n", "text:2: `name: 'a/b'`: this must match ^[A-Za-z0-9._-]+$."),
     ("ipu: {layers_per_ipu: [1, x]}\n", "text:2: `ipu.layers_per_ipu: 'x'`: this must be a whole number."),
@@ -63,6 +73,18 @@ def test_an_unknown_override_is_refused_with_its_neighbour():
 def test_a_mistake_from_an_override_says_so():
     with pytest.raises(ConfigError, match=r"override: `train\.steps: 60\.0`: this must be a whole number\. Write 60\."):
         load(BASE, ["train.steps=6e1"])
+
+
+def test_fewer_steps_than_the_warmup_name_both_keys():
+    with pytest.raises(ConfigError, match=r"schedule's 20 updates \(train\.steps\)\. Add `schedule\.warmup=0`, or .* at most 20"):
+        load(BASE + "schedule: {warmup: 100}\n", ["train.steps=20"])
+
+
+def test_every_page_that_a_message_names_exists():
+    root = Path(__file__).resolve().parents[2]
+    sources = "".join(file.read_text(encoding="utf-8") for file in (root / "ipu_lean").rglob("*.py"))
+    pages = sorted(set(re.findall(r"docs/[\w/-]+\.md", sources)))
+    assert pages and [page for page in pages if not (root / page).is_file()] == []
 
 
 def test_a_mistake_in_the_extended_file_names_that_file(tmp_path):

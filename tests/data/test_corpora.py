@@ -157,7 +157,7 @@ def test_auto_takes_the_first_that_is_there(tmp_path, monkeypatch, bible):
 
 def test_a_misspelt_name_is_recognised(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(ConfigError, match="Did you mean python-docs") as caught:
+    with pytest.raises(ConfigError, match=r"Did you mean `python-docs`\?$") as caught:
         open_corpus("pythondocs", key="data.validation.x")
     assert caught.value.key == "data.validation.x"
 

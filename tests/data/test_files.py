@@ -100,7 +100,8 @@ def test_unpaired_surrogates_become_replacement_characters(tmp_path):
     [
         ('{"text": "cut off', "this line is not JSON", None),
         ('{"body": "x"}', "no text under the key 'text'", "its keys are 'body'"),
-        ('{"text": 3}', "no text under the key 'text'", "its keys are 'text'"),
+        ('{"text": 3}', "the text under 'text' is not a string", None),
+        ('{"text": null}', "the text under 'text' is not a string", None),
         ('["text"]', "no text under the key 'text'", "a line is an object"),
     ],
 )
@@ -122,6 +123,20 @@ def test_another_encoding_is_refused_with_the_place(tmp_path, place, packed):
     with pytest.raises(ConfigError, match=rf"old.txt(\.gz)? is not UTF-8 text \(byte {place:,}\)") as caught:
         documents(corpus(tmp_path))
     assert "iconv" in str(caught.value) and caught.value.key == "data.corpus"
+
+
+def test_a_binary_file_is_called_one(tmp_path):
+    (tmp_path / "picture.txt").write_bytes(b"\x89PNG\0\0\xff")
+    with pytest.raises(ConfigError, match="picture.txt is a binary file, not text: it holds NUL bytes.$"):
+        documents(corpus(tmp_path))
+    (tmp_path / "picture.txt").write_text("text after all", encoding="utf-16")
+    with pytest.raises(ConfigError, match="iconv"):
+        documents(corpus(tmp_path))
+
+
+def test_neither_a_file_nor_a_folder():
+    with pytest.raises(ConfigError, match="/dev/null.*neither a regular file nor a folder"):
+        open_corpus("/dev/null")
 
 
 def test_a_character_cut_off_at_the_end_and_a_line_in_another_encoding(tmp_path):
