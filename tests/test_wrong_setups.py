@@ -199,8 +199,8 @@ ROWS: List[Row] = [
     Row("resume with fewer steps", "resume {run} train.steps=1", 2, "train.steps"),
     Row("resume an edited run", "resume {tmp}/run", 2, "edited", copy_of(edit("width: 16", "width: 32"))),
     Row("resume a run in use", "resume {run}", 1, "another process", hold_lock),
-    Row("no such checkpoint", "eval {run} --checkpoint 999", 1, "999"),
-    Row("not a checkpoint's name", "eval {run} --checkpoint newest", 1, "newest"),
+    Row("no such checkpoint", "eval {run} --checkpoint 999", 2, "Steps with a checkpoint: 2"),
+    Row("not a checkpoint's name", "eval {run} --checkpoint newest", 2, "Steps with a checkpoint: 2"),
     Row("a damaged checkpoint", "eval {tmp}/run --checkpoint 2", 1, "differs from its checksum", copy_of(flip)),
     Row(
         "unreadable weights", "eval {tmp}/run --checkpoint 2", 1, "cannot be read", copy_of(forge("model.safetensors", b"x" * 99))

@@ -15,11 +15,12 @@ import shutil
 from pathlib import Path
 from typing import Callable, List, Optional
 
-from ipu_lean.errors import CheckpointError
+from ipu_lean.errors import CheckpointError, ConfigError
 from ipu_lean.train.files import disk_guard, fsync_directory, remove_tree, write_atomic
 from ipu_lean.train.snapshot import Snapshot, damage, write_files
 
 _NAME = re.compile(r"step-(\d+)$")
+_FLAG = "--checkpoint"
 Say = Callable[[str], None]
 
 
@@ -61,7 +62,11 @@ class CheckpointStore:
         return None
 
     def find(self, which: str) -> Path:
-        """`last`, `best`, or a step number -> path of a whole checkpoint; CheckpointError when there is none."""
+        """`last`, `best`, or a step number -> path of a whole checkpoint.
+
+        Raises:
+            CheckpointError: it is damaged, or there is none yet. ConfigError: no checkpoint of this run is called so.
+        """
         if which == "last":
             path = self.latest()
             if path is None:
@@ -76,16 +81,22 @@ class CheckpointStore:
             path = self.root / name
         else:
             digits = which.replace("step-", "")
-            if not digits.isdigit():
-                raise CheckpointError(f"checkpoint {which!r} is neither `last`, `best` nor a step number.")
+            if not digits.isdecimal():
+                rule = "this is neither `best`, `last` nor a step number"
+                raise ConfigError(rule, key=_FLAG, value=which, suggestion=self._have())
             path = self.path(int(digits))
         if not path.is_dir():
-            have = ", ".join(str(step) for step in self.steps()) or "none"
-            raise CheckpointError(f"{path} does not exist; steps with a checkpoint: {have}.")
+            raise ConfigError(f"{path} does not exist", key=_FLAG, value=which, suggestion=self._have())
         problem = damage(path)
         if problem:
-            raise CheckpointError(f"checkpoint {path} is damaged: {problem}.")
+            whole = any(damage(self.path(step)) is None for step in self.steps())
+            hint = f" The newest whole checkpoint is used by `{_FLAG} last`." if whole else ""
+            raise CheckpointError(f"checkpoint {path} is damaged: {problem}.{hint}")
         return path
+
+    def _have(self) -> str:
+        """The steps that could be asked for, in words."""
+        return f"steps with a checkpoint: {', '.join(map(str, self.steps())) or 'none'}"
 
     def has_best(self) -> bool:
         """Whether a best checkpoint is marked and there."""

@@ -49,7 +49,7 @@ class TrainLoop:
         """Right before the first step of this process."""
         session = self.session
         session.restore_rng()
-        session.stop.begin()
+        session.stop.begin(lambda: bool(session.store.steps()))
         if session.world.first:
             session.report.begin(self.step, self.config.train.steps)
         self.started = time.perf_counter()

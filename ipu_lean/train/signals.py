@@ -7,7 +7,7 @@ import os
 import signal
 import threading
 from types import FrameType
-from typing import Any, Dict, Optional
+from typing import Any, Callable, Dict, Optional
 
 from ipu_lean.errors import Interrupted
 
@@ -23,6 +23,7 @@ class StopSignal:
 
     def __init__(self, early: str = "stopped before the first step; nothing was trained.") -> None:
         self.requested, self._running, self._early = False, False, early
+        self._saved: Callable[[], bool] = lambda: False
         self._before: Dict[int, Any] = {}
 
     def __enter__(self) -> StopSignal:
@@ -42,16 +43,16 @@ class StopSignal:
             before = signal.signal(number, self._handle)
             self._before.setdefault(number, before)
 
-    def begin(self) -> None:
-        """From here on there are steps to finish and a state to save."""
-        self._running = True
+    def begin(self, saved: Callable[[], bool] = lambda: False) -> None:
+        """From here on there are steps to finish and a state to save. `saved`: whether there is a checkpoint to go back to."""
+        self._running, self._saved = True, saved
         self.install()
 
     def _handle(self, number: int, frame: Optional[FrameType]) -> None:
         if not self._running:
             raise Interrupted(self._early)
         if self.requested and number == signal.SIGINT:
-            _tell("\nstopped at once; the last checkpoint stands.\n")
+            _tell(f"\nstopped at once; {'the last checkpoint stands' if self._saved() else 'there is no checkpoint yet'}.\n")
             os._exit(Interrupted.exit_code)
         if not self.requested and number == signal.SIGINT:
             _tell("\nfinishing this step and saving; Ctrl-C again stops at once.\n")

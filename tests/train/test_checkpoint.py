@@ -11,7 +11,7 @@ from typing import Any, List
 import pytest
 import torch
 
-from ipu_lean.errors import CheckpointError, RunError
+from ipu_lean.errors import CheckpointError, ConfigError, RunError
 from ipu_lean.train import snapshot as snapshots
 from ipu_lean.train.checkpoint import CheckpointStore
 from ipu_lean.train.snapshot import Snapshot
@@ -89,7 +89,7 @@ def test_every_damage_is_noticed_and_an_older_one_is_used(tmp_path: Path, name: 
         file.unlink()
     assert store.latest() == tmp_path / "step-00000001"
     assert name in said[0] and "`last` names step-00000002; using step-00000001" in said[1]
-    with pytest.raises(CheckpointError, match="step-00000002 is damaged"):
+    with pytest.raises(CheckpointError, match="step-00000002 is damaged.*`--checkpoint last`"):
         store.find("2")
     store.put_aside_after(store.latest())
     assert store.steps() == [1] and (tmp_path / "damaged-step-00000002").is_dir()
@@ -120,13 +120,13 @@ def test_stale_or_damaged_last_is_overruled_aloud(tmp_path: Path, last: Any) -> 
 def test_nothing_to_find(tmp_path: Path) -> None:
     store = CheckpointStore(tmp_path / "none")
     assert store.steps() == [] and store.latest() is None and not store.has_best()
-    for which, words in (
-        ("last", "no whole checkpoint"),
-        ("best", "names no best"),
-        ("3", "steps with a checkpoint: none"),
-        ("x", "neither"),
+    for which, kind, words in (
+        ("last", CheckpointError, "no whole checkpoint"),
+        ("best", CheckpointError, "names no best"),
+        ("3", ConfigError, "--checkpoint: '3'.*Steps with a checkpoint: none"),
+        ("x", ConfigError, "--checkpoint: 'x'.*neither"),
     ):
-        with pytest.raises(CheckpointError, match=words):
+        with pytest.raises(kind, match=words):
             store.find(which)
 
 

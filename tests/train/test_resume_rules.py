@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -20,6 +21,12 @@ def file(tmp_path: Path) -> Path:
     path = tmp_path / "config.yaml"
     path.write_text(dump_config(tiny_config(tmp_path)))
     return path
+
+
+def test_the_page_lists_what_the_code_allows() -> None:
+    page = (Path(__file__).resolve().parents[2] / "docs" / "resume.md").read_text(encoding="utf-8")
+    listed = page.partition("Overrides may change")[2].partition("; with it")[0]
+    assert sorted(name.replace("…", "") for name in re.findall(r"`([^`]+)`", listed)) == sorted(SAFE)
 
 
 def test_every_key_is_either_safe_or_refused(file: Path) -> None:

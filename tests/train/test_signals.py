@@ -52,14 +52,15 @@ def test_other_threads_are_left_alone() -> None:
     assert seen == [False]
 
 
-def test_second_ctrl_c_ends_at_once() -> None:
+@pytest.mark.parametrize("saved, words", [(True, "the last checkpoint stands"), (False, "there is no checkpoint yet")])
+def test_second_ctrl_c_ends_at_once(saved: bool, words: str) -> None:
     code = (
         "import os, signal, time\nfrom ipu_lean.train.signals import StopSignal\n"
-        "with StopSignal() as stop:\n    stop.begin()\n    os.kill(os.getpid(), 2)\n"
+        f"with StopSignal() as stop:\n    stop.begin(lambda: {saved})\n    os.kill(os.getpid(), 2)\n"
         "    assert stop.requested\n    os.kill(os.getpid(), 2)\n"
         "    time.sleep(60)\n"
     )
     ended = subprocess.run(
         [sys.executable, "-c", code], cwd=Path(__file__).resolve().parents[2], capture_output=True, text=True, timeout=60
     )
-    assert ended.returncode == 130 and "stopped at once" in ended.stderr and "Traceback" not in ended.stderr
+    assert ended.returncode == 130 and f"stopped at once; {words}." in ended.stderr and "Traceback" not in ended.stderr
