@@ -51,11 +51,13 @@ def evaluate(arguments: argparse.Namespace) -> Summary:
 def generate(arguments: argparse.Namespace) -> Summary:
     """Continue a prompt with a run's checkpoint."""
     from ipu_lean.train import run_generate
+    from ipu_lean.train.progress import printable
 
     arguments.prompts = arguments.prompts or [""]
     names = ("prompts", "samples", "tokens", "temperature", "top_k", "top_p", "seed", "checkpoint")
     summary = run_generate(arguments.run_directory, **{name: getattr(arguments, name) for name in names})
-    print(summary["text"])
+    text = summary["text"]
+    print(printable(text) if sys.stdout.isatty() else text)
     return summary
 
 
@@ -221,6 +223,9 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     """Runs one command and returns its exit code."""
     words: List[str] = list(sys.argv[1:] if argv is None else argv)
     _quieten()
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):  # text that this terminal's encoding has not ends no command
+            stream.reconfigure(errors="backslashreplace")
     command = words[0] if words else None
     try:
         arguments = _parse(words)

@@ -24,7 +24,7 @@ from ipu_lean.data import store
 from ipu_lean.data.pieces import Piece, cut_pieces
 from ipu_lean.data.sample import sample_texts
 from ipu_lean.data.sources import Source, corpus_error
-from ipu_lean.data.tokenizers import Tokenizer, load_tokenizer, train_tokenizer
+from ipu_lean.data.tokenizers import Tokenizer, load_tokenizer, require_trainer, train_tokenizer
 from ipu_lean.data.tokens import DTYPES, suffix_for
 from ipu_lean.errors import ConfigError, RunError
 
@@ -150,6 +150,7 @@ class _Build:
         return tokenizer
 
     def train(self) -> Tokenizer:
+        require_trainer(self.plan.kind)
         pieces = cut_pieces(self.source.fragments(sampling=True))
         texts = sample_texts(
             pieces, self.plan.held_out, read=lambda: self.progress("sample", self.source.consumed, self.source.size)

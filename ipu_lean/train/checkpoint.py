@@ -122,7 +122,7 @@ class CheckpointStore:
             return final
         temporary = self.root / f".tmp-{final.name}-{os.getpid()}"
         try:
-            with disk_guard(f"checkpoint {final.name} was not written, the ones before it are untouched"):
+            with disk_guard(f"checkpoint {final.name} was not written, the ones before it are untouched", self.root.parent):
                 self.root.mkdir(parents=True, exist_ok=True)
                 shutil.rmtree(temporary, ignore_errors=True)
                 temporary.mkdir()

@@ -68,15 +68,18 @@ def run_resume(run_dir: str, overrides: Sequence[str] = (), report: Optional[Rep
         As `run_train`, and ConfigError for a directory that is none or an override that would change what is computed.
     """
     run = RunDirectory.open(run_dir)
+    run.check_trained()
     config, changed = resumed_config(run.config, overrides)
     report = report or Reporter(config.logging.progress)
 
-    def take_run(session: Session) -> RunDirectory:
-        run.lock()
+    def note_changes() -> None:
         if changed:
             report.line(f"changed for the rest of the run: {', '.join(changed)}")
             write_atomic(run.config, dump_config(config))
-        session.run = run
+
+    def take_run(session: Session) -> RunDirectory:
+        run.lock()
+        session.run, session.accepted = run, note_changes
         session.prepare()
         return run
 

@@ -8,6 +8,7 @@ import hashlib
 import json
 import os
 import re
+import shlex
 import shutil
 from pathlib import Path
 from typing import Any, Iterator, Optional, Union
@@ -27,9 +28,9 @@ def is_disk_full(error: BaseException) -> bool:
 
 
 @contextlib.contextmanager
-def disk_guard(what: str) -> Iterator[None]:
+def disk_guard(what: str, run: Optional[Path] = None) -> Iterator[None]:
     """Turn "disk full" inside the block into a RunError, and a missing permission into an EnvironmentProblem, that say what
-    was not written.
+    was not written. `run`: the run directory that goes on once there is room.
     """
     try:
         yield
@@ -37,7 +38,8 @@ def disk_guard(what: str) -> Iterator[None]:
         raise
     except Exception as error:
         if is_disk_full(error):
-            raise RunError(f"the disk is full (or its quota or file-size limit is reached): {what}.") from error
+            remedy = "" if run is None else f" Make room, then: ipu-lean resume {shlex.quote(str(run))}"
+            raise RunError(f"the disk is full (or its quota or file-size limit is reached): {what}.{remedy}") from error
         if isinstance(error, OSError) and error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
             raise EnvironmentProblem(f"no permission to write ({error.strerror}): {what}.") from error
         raise

@@ -40,7 +40,8 @@ def check_vocabulary(model_vocab: int, tokenizer_vocab: int) -> None:
 def probabilities(logits: torch.Tensor, temperature: float, top_k: Optional[int], top_p: Optional[float]) -> torch.Tensor:
     """`[vocab]` logits -> `[vocab]` float64 probabilities: temperature, then the `top_k` likeliest, then the smallest set of
     likeliest tokens whose mass reaches `top_p` (Holtzman et al. 2020). Temperature must not be 0."""
-    scaled = logits.double() / temperature
+    # Relative to the likeliest, so that no temperature above 0 overflows to infinity over infinity.
+    scaled = (logits.double() - logits.max().double()) / max(temperature, 1e-300)
     if top_k is not None and top_k < scaled.numel():
         kept = torch.topk(scaled, top_k).indices
         masked = torch.full_like(scaled, -torch.inf)

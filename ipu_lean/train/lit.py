@@ -18,7 +18,7 @@ from typing import Any, Callable, Dict, Iterator
 import torch
 
 from ipu_lean.config import Config
-from ipu_lean.errors import ConfigError, EnvironmentProblem
+from ipu_lean.errors import ConfigError, EnvironmentProblem, IpuLeanError, RunError
 from ipu_lean.ipu.dist import instance_index
 from ipu_lean.train.instances import world_of
 from ipu_lean.train.loop import TrainLoop
@@ -175,13 +175,24 @@ def fit(module: LitTrainer, config: Config) -> None:
         )
         try:
             trainer.fit(module)
-        except BaseException:
+        except BaseException as error:
             _stop_children(trainer)
+            if size > 1 and _lost_peer(error):
+                raise RunError(
+                    "another process of this run ended, and training cannot go on without it. What it said stands above; the "
+                    "checkpoints so far are whole, and `ipu-lean resume` goes on from the last one."
+                ) from error
             raise
         finally:
             if torch.distributed.is_available() and torch.distributed.is_initialized():
                 with contextlib.suppress(RuntimeError):
                     torch.distributed.destroy_process_group()
+
+
+def _lost_peer(error: BaseException) -> bool:
+    """Whether a collective failed because another process is gone (gloo and NCCL say so in words only)."""
+    signs = ("Connection closed by peer", "Connection reset by peer", "Broken pipe", "NCCL", "gloo")
+    return isinstance(error, RuntimeError) and not isinstance(error, IpuLeanError) and any(sign in str(error) for sign in signs)
 
 
 def _stop_children(trainer: Any) -> None:

@@ -65,7 +65,7 @@ class MetricsLog:
 
     def write(self, record: Dict[str, Any]) -> None:
         """One record, at once in the files. RunError when the disk is full."""
-        with disk_guard(f"a line of {self._run.metrics} was not written"):
+        with disk_guard(f"a line of {self._run.metrics} was not written", self._run.path):
             self._jsonl.write(_line(record))
             self._jsonl.flush()
             if self._csv is not None:

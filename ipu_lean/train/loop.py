@@ -7,6 +7,7 @@ behind every record of step k, and a run resumed from it repeats none and misses
 from __future__ import annotations
 
 import math
+import shlex
 import time
 from typing import Any, Dict, Optional
 
@@ -51,6 +52,9 @@ class TrainLoop:
         session.restore_rng()
         session.stop.begin(lambda: bool(session.store.steps()))
         if session.world.first:
+            if self.step >= self.config.train.steps:
+                more = f"ipu-lean resume {shlex.quote(str(session.run.path))} train.steps={2 * self.step}"
+                session.report.line(f"already finished: {self.step} of {self.config.train.steps} steps; to go on: {more}")
             session.report.begin(self.step, self.config.train.steps)
         self.started = time.perf_counter()
 

@@ -8,9 +8,16 @@ from __future__ import annotations
 
 import sys
 import time
+import unicodedata
 from typing import Any, Dict, Optional, TextIO
 
 from ipu_lean.train.engines.protocol import StepResult
+
+
+def printable(text: str) -> str:
+    """Text for a terminal: control characters, which a young model writes freely, are shown (as `\\x1b`) and not sent."""
+    shown = {char: char.encode("unicode_escape").decode("ascii") for char in set(text) if unicodedata.category(char) == "Cc"}
+    return "".join(char if char in "\n\t" else shown.get(char, char) for char in text)
 
 
 class Speed:
@@ -71,6 +78,8 @@ class Reporter:
             return
         if self._bar is not None:
             self._bar.clear()
+        if self._out.isatty():
+            text = printable(text)
         # A sample may hold characters that this terminal's encoding has not.
         encoding = getattr(self._out, "encoding", None) or "utf-8"
         self._out.write(text.encode(encoding, "replace").decode(encoding) + "\n")
@@ -95,7 +104,8 @@ class Reporter:
             from tqdm import tqdm
 
             shape = "{percentage:3.0f}% |{bar:16}| {n_fmt}/{total_fmt} [{elapsed}<{remaining}]{postfix}"
-            self._bar = tqdm(total=steps, initial=step, file=self._err, dynamic_ncols=True, bar_format=shape)
+            # Some terminals say that they have no rows, and tqdm would then show nothing.
+            self._bar = tqdm(total=steps, initial=step, file=self._err, dynamic_ncols=True, nrows=24, bar_format=shape)
 
     def step(self, step: int, steps: int, result: StepResult, speed: Speed, log: bool) -> None:
         """After each update; `log` marks those that also go to the metrics file."""

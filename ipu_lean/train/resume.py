@@ -36,7 +36,12 @@ def is_safe(key: str) -> bool:
     """Whether a resumed run may have another value there. `schedule.steps` is pinned by this module itself (see
     `resumed_config`).
     """
-    return key == "schedule.steps" or any(key == safe or (safe.endswith(".") and key.startswith(safe)) for safe in SAFE)
+    return key == "schedule.steps" or covers(SAFE, key)
+
+
+def covers(names: Sequence[str], key: str) -> bool:
+    """Whether `key` is one of `names` or in a section among them (those end in a dot)."""
+    return any(key == name or (name.endswith(".") and key.startswith(name)) for name in names)
 
 
 def unsafe(then: Dict[str, Any], now: Dict[str, Any]) -> List[str]:

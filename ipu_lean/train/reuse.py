@@ -12,12 +12,13 @@ from typing import Any, Dict, List, Optional, Sequence
 import torch
 from torch import nn
 
-from ipu_lean.config import Config, config_hash, load
+from ipu_lean.config import Config, config_hash, load, load_config, require_device
 from ipu_lean.data import TokenFile, Tokenizer, load_tokenizer, prepare
 from ipu_lean.errors import CheckpointError, ConfigError
 from ipu_lean.models import build_model
 from ipu_lean.train import corpus
 from ipu_lean.train import snapshot as snapshots
+from ipu_lean.train.banner import flat
 from ipu_lean.train.checkpoint import CheckpointStore
 from ipu_lean.train.engines import make_engine
 from ipu_lean.train.evaluate import evaluate_set
@@ -26,10 +27,26 @@ from ipu_lean.train.finish import on_host, prompt_ids
 from ipu_lean.train.generate import check_sampling, check_vocabulary, generate_ids
 from ipu_lean.train.precision import check_precision
 from ipu_lean.train.progress import Reporter
+from ipu_lean.train.resume import covers, differing
 from ipu_lean.train.runs import RunDirectory, make_summary
 from ipu_lean.train.world import World
 
 Summary = Dict[str, Any]
+
+MEASURING = (
+    "name",
+    "logging.",
+    "batch.",
+    "memory.",
+    "train.eval_batches",
+    "train.threads",
+    "model.attention",
+    "data.cache",
+    "precision",
+    "device",
+    "ipu.",
+)
+"""Keys, and sections with a final dot, that `eval` may change: where and how it computes, never what."""
 
 
 @dataclass
@@ -50,14 +67,15 @@ def open_run(run_dir: str, which: str, report: Reporter, overrides: Sequence[str
 
     Args:
         which: `best`, `last` or a step; without a best one, `best` means the last.
-        overrides: applied to the run's config; what they change must leave the model as it is.
+        overrides: applied to the run's config, of the keys in `MEASURING` only.
         host: on the CPU if the run's device is an IPU.
 
     Raises:
-        ConfigError: not a run directory. CheckpointError: no such checkpoint, or one that does not fit model or tokenizer.
+        ConfigError: not a run directory, or an override that would measure another model. EnvironmentProblem: a device was asked
+            for that is not here. CheckpointError: no such checkpoint, or one that does not fit model or tokenizer.
     """
     run = RunDirectory.open(run_dir)
-    config = load(run.config, overrides).config
+    config = _measured(run, overrides)
     if host:
         config = on_host(config)
     if not _here(config.device):
@@ -77,6 +95,23 @@ def open_run(run_dir: str, which: str, report: Reporter, overrides: Sequence[str
     snapshots.load_into(model, snapshot.model, source)
     world = World.current(config)
     return Loaded(run, config, source, snapshot.trainer, model.to(world.device), tokenizer, world)
+
+
+def _measured(run: RunDirectory, overrides: Sequence[str]) -> Config:
+    """The run's config with the overrides of an evaluation."""
+    trained, config = load_config(run.config), load(run.config, overrides).config
+    for key in differing(flat(trained), flat(config)):
+        if not covers(MEASURING, key):
+            raise ConfigError(
+                "this would measure another model or text than the run's",
+                key=key,
+                value=flat(config).get(key),
+                suggestion=f"leave it out; eval may change {', '.join(name.rstrip('.') for name in MEASURING)}",
+            )
+    if config.device != trained.device:
+        require_device(config)
+        check_precision(config)
+    return config
 
 
 def run_eval(
@@ -143,7 +178,14 @@ def _other_corpus(used: Loaded, source: str) -> TokenFile:
     if tokenizer.kind != "bytes":
         tokenizer = tokenizer.model_copy(update={"path": str(used.source / "tokenizer"), "vocab": None})
     data = used.config.data.model_copy(update={"corpus": source, "validation": {}, "tokenizer": tokenizer})
-    return prepare(used.config.model_copy(update={"data": data})).train
+    # An evaluation pads, so that a text shorter than the context will do: two tokens, one to see and one to predict.
+    short = used.config.model.model_copy(update={"seq": 1})
+    try:
+        return prepare(used.config.model_copy(update={"data": data, "model": short})).train
+    except ConfigError as error:
+        if error.key is not None:
+            error.key = "--data"
+        raise
 
 
 def run_generate(
@@ -178,7 +220,7 @@ def run_generate(
     if samples < 1:
         raise ConfigError("must be 1 or more", key="--samples", value=samples)
     used = open_run(run_dir, checkpoint, report, host=True)
-    given = [sys.stdin.read() if one == "-" else one for one in (prompts if prompts is not None else [prompt])]
+    given = [_prompt(one) for one in (prompts if prompts is not None else [prompt])]
     asked = [one for one in given for _ in range(samples)]
     if not asked:
         raise CheckpointError("there is no prompt to continue.")
@@ -208,3 +250,13 @@ def run_generate(
         artifacts={"run": str(used.run.path), "checkpoint": str(used.source)},
     )
     return {**summary, "text": "\n---\n".join(texts), "texts": texts}
+
+
+def _prompt(given: str) -> str:
+    """The prompt as text; `-` is standard input. ConfigError for bytes that are not UTF-8."""
+    try:
+        text = sys.stdin.read() if given == "-" else given
+        text.encode("utf-8")  # an argument that was no UTF-8 holds surrogates
+    except UnicodeError as error:
+        raise ConfigError("the prompt is not UTF-8 text", key="--prompt") from error
+    return text

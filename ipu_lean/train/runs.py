@@ -5,7 +5,9 @@ config.yaml  data.json  metrics.jsonl  metrics.csv  checkpoints/  summary.json  
 
 from __future__ import annotations
 
+import json
 import os
+import shlex
 import time
 from pathlib import Path
 from typing import Any, Dict, Optional
@@ -14,6 +16,7 @@ from ipu_lean.errors import ConfigError, RunError
 from ipu_lean.train.files import disk_guard, read_json, write_atomic, write_json
 
 SUMMARY_SCHEMA = 1
+TRAINING = ("train", "resume")
 
 
 class RunDirectory:
@@ -34,12 +37,15 @@ class RunDirectory:
     @staticmethod
     def check_free(out: Optional[str]) -> None:
         """ConfigError if `out` exists and is not an empty directory."""
-        if out and os.path.lexists(out) and (not os.path.isdir(out) or os.listdir(out)):
-            raise ConfigError(
-                f"the output directory {out} exists and is not empty",
-                key="--out",
-                suggestion=f"choose another, or `ipu-lean resume {out}`",
-            )
+        if not out or not os.path.lexists(out):
+            return
+        if not os.path.isdir(out):
+            raise ConfigError(f"{out} is a file, and the output needs a directory", key="--out", suggestion="choose another name")
+        if os.listdir(out):
+            run = RunDirectory(Path(out))
+            trained = run.config.is_file() and run.made_by() in TRAINING
+            hint = f"choose another, or `ipu-lean resume {shlex.quote(out)}`" if trained else "choose another"
+            raise ConfigError(f"the output directory {out} exists and is not empty", key="--out", suggestion=hint)
 
     @classmethod
     def create(cls, out: Optional[str], name: str, config_text: str) -> RunDirectory:
@@ -68,6 +74,23 @@ class RunDirectory:
         if not run.config.is_file():
             raise ConfigError(f"{path} is not a run directory: it holds no config.yaml", key="RUN")
         return run
+
+    def made_by(self) -> str:
+        """The command that made the directory; without a whole summary (it was killed) `train`, which can be resumed."""
+        try:
+            return str(json.loads(self.summary.read_text(encoding="utf-8"))["command"])
+        except (OSError, ValueError, KeyError, TypeError):
+            return TRAINING[0]
+
+    def check_trained(self) -> None:
+        """ConfigError if another command than `train` made the directory."""
+        command = self.made_by()
+        if command not in TRAINING:
+            raise ConfigError(
+                f"{self.path} was made by `{command}`, so there is no training to go on with",
+                key="RUN",
+                suggestion="name the directory of a `train`",
+            )
 
     def lock(self) -> None:
         """Hold the directory until this process ends, however it ends; RunError if another live process holds it."""

@@ -4,7 +4,7 @@ first.
 
 from __future__ import annotations
 
-from typing import Any, Dict, Optional
+from typing import Any, Callable, Dict, Optional
 
 import torch
 
@@ -40,6 +40,7 @@ class Session:
         self.trainer: Optional[Dict[str, Any]] = None
         self.engine: Optional[Engine] = None
         self.loop: Any = None
+        self.accepted: Callable[[], None] = lambda: None  # called once checkpoint and data fit, before anything is written
 
     def prepare(self) -> None:
         """Data and model: everything that can be wrong about a configuration shows here. Done once."""
@@ -85,6 +86,7 @@ class Session:
             self.engine.load_state_dict(snapshot.trainer["engine"])
             self.batches.load_state_dict(snapshot.trainer["data"])
         if world.first:
+            self.accepted()
             if not self.run.data.exists():
                 corpus.note(self.prepared, self.run.data)
             self.log = MetricsLog(self.run, self.config, 0 if self.trainer is None else self.trainer["step"])

@@ -11,6 +11,8 @@ from typing import Any
 import pytest
 
 from ipu_lean.config import config_hash, load_config
+from ipu_lean.errors import ConfigError
+from ipu_lean.train import run_generate
 from ipu_lean.train.checkpoint import CheckpointStore
 from tests.train.helpers import timeless, write_corpus, write_yaml
 
@@ -113,6 +115,41 @@ def test_eval_on_another_corpus(zygote: Any, done: Any, tmp_path: Path) -> None:
     summary = run_eval(str(run), data=str(other), report=Reporter("none"))
     # One document: its bytes and an end-of-text token, of which all but the first are labels.
     assert summary["metrics"]["data"]["tokens"] == len(other.read_bytes())
+
+
+@pytest.mark.parametrize("override", ["model.heads=4", "model.activation=relu", "optimizer.lr=4", "seed=5", "data.limit=500"])
+def test_eval_measures_the_model_that_was_trained(zygote: Any, done: Any, override: str) -> None:
+    run, _ = done
+    ended = zygote.run(["eval", run, override])
+    assert ended.code == 2 and override.split("=")[0] in ended.err and "another model or text" in ended.err, ended.err
+
+
+def test_eval_of_a_short_text_and_of_an_absent_device(zygote: Any, done: Any, tmp_path: Path) -> None:
+    run, _ = done
+    (tmp_path / "short.txt").write_text("lean")
+    ended = zygote.run(["eval", run, "--data", tmp_path / "short.txt", "--json"])
+    assert ended.code == 0 and ended.summary["metrics"]["data"]["tokens"] == 4, ended.err  # "lean" and its end
+    ended = zygote.run(["eval", run, "device=gpu"])
+    import torch
+
+    assert torch.cuda.is_available() or (ended.code == 3 and "was trained on gpu" not in ended.err), ended.err
+
+
+@pytest.mark.parametrize("temperature", ["1e-320", "1e-40"])
+def test_a_tiny_temperature_is_greedy(zygote: Any, done: Any, temperature: str) -> None:
+    run, _ = done
+    texts = []
+    for value in ("0", temperature):
+        ended = zygote.run(["generate", run, "--prompt", "the", "--tokens", "9", "--temperature", value, "--json"])
+        assert ended.code == 0, ended.err
+        texts.append(ended.summary["text"])
+    assert texts[0] == texts[1]
+
+
+def test_a_prompt_that_is_no_text(done: Any) -> None:
+    run, _ = done
+    with pytest.raises(ConfigError, match="UTF-8"):
+        run_generate(str(run), "ab\udcff")
 
 
 def test_generate(zygote: Any, done: Any) -> None:

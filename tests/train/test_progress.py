@@ -10,7 +10,7 @@ import pytest
 
 from ipu_lean.train import progress
 from ipu_lean.train.engines.protocol import StepResult
-from ipu_lean.train.progress import Reporter, Speed, step_text
+from ipu_lean.train.progress import Reporter, Speed, printable, step_text
 
 pytestmark = pytest.mark.pod
 LINE = re.compile(
@@ -83,3 +83,12 @@ def test_none_is_silent_except_for_warnings() -> None:
     report.step(1, 2, result(), Speed(), log=True)
     report.warn("careful")
     assert out.getvalue() == "" and err.getvalue() == "careful\n"
+
+
+def test_control_characters_are_shown_on_a_terminal_only() -> None:
+    assert printable("a\x1b[2Jb\x08\n\tc\x9bé") == "a\\x1b[2Jb\\x08\n\tc\\x9bé"
+    piped, terminal = io.StringIO(), io.StringIO()
+    terminal.isatty = lambda: True
+    for out in (piped, terminal):
+        Reporter("plain", out, io.StringIO()).line("x\x1by")
+    assert piped.getvalue() == "x\x1by\n" and terminal.getvalue() == "x\\x1by\n"

@@ -152,7 +152,9 @@ def test_refusals(zygote: Any, whole: Any, tmp_path: Path) -> None:
     text = (edited / "config.yaml").read_text()
     assert "lr: 0.003" in text
     (edited / "config.yaml").write_text(text.replace("lr: 0.003", "lr: 0.001"))
-    ended = zygote.run(["resume", edited])
+    before = (edited / "config.yaml").read_bytes()
+    ended = zygote.run(["resume", edited, f"train.steps={STEPS + 6}"])
+    assert (edited / "config.yaml").read_bytes() == before, "a refused resume has changed the run"
     assert ended.code == 2 and "config.yaml was edited" in ended.err and "optimizer.lr" in ended.err
 
 

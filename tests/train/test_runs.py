@@ -21,7 +21,7 @@ def test_create_open_and_refuse(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="exists and is not empty.*resume"):
         RunDirectory.create(str(run.path), "name", "")
     (tmp_path / "file").write_text("x")
-    with pytest.raises(ConfigError, match="exists and is not empty"):
+    with pytest.raises(ConfigError, match="is a file"):
         RunDirectory.create(str(tmp_path / "file"), "name", "")
     with pytest.raises(ConfigError, match="cannot be made"):
         RunDirectory.create(str(tmp_path / "file" / "below"), "name", "")
@@ -40,6 +40,22 @@ def test_open_refuses_what_is_no_run(tmp_path: Path) -> None:
         RunDirectory.open(str(tmp_path / "none"))
     with pytest.raises(ConfigError, match="holds no config.yaml"):
         RunDirectory.open(str(tmp_path))
+
+
+def test_hints_of_a_directory_that_is_taken(tmp_path: Path) -> None:
+    run = RunDirectory.create(str(tmp_path / "my run"), "x", "seed: 0\n")
+    with pytest.raises(ConfigError) as told:
+        RunDirectory.check_free(str(run.path))
+    assert f"ipu-lean resume '{run.path}'" in str(told.value)
+    with pytest.raises(ConfigError, match="is a file"):
+        RunDirectory.check_free(str(run.config))
+    run.check_trained()
+    run.write_summary({"command": "parity"})
+    with pytest.raises(ConfigError, match="made by `parity`"):
+        run.check_trained()
+    with pytest.raises(ConfigError) as told:
+        RunDirectory.check_free(str(run.path))
+    assert "resume" not in str(told.value)  # nothing was trained there
 
 
 def test_lock_keeps_another_process_out(tmp_path: Path) -> None:

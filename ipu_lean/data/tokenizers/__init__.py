@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any, Dict, Iterable, Union
 
+from ipu_lean.data.tokenizers import bpe, sentence_piece
 from ipu_lean.data.tokenizers.base import MANIFEST, SCHEMA, Tokenizer
 from ipu_lean.data.tokenizers.bpe import BpeTokenizer, from_vocab_and_merges, train_bpe
 from ipu_lean.data.tokenizers.byte_level import ByteTokenizer
@@ -18,12 +19,18 @@ __all__ = [
     "SentencePieceTokenizer",
     "Tokenizer",
     "load_tokenizer",
+    "require_trainer",
     "train_bpe",
     "train_sentencepiece",
     "train_tokenizer",
 ]
 
 KEY = "data.tokenizer.path"
+
+
+def require_trainer(kind: str) -> None:
+    """EnvironmentProblem if the package that trains such a tokenizer is missing; ask before reading a long corpus."""
+    (bpe if kind == "bpe" else sentence_piece).library()
 
 
 def train_tokenizer(kind: str, texts: Iterable[str], vocab: int, coverage: float = 1.0) -> Tokenizer:
