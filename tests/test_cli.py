@@ -170,6 +170,8 @@ def test_train_eval_generate_resume_in_words_and_json(place, capsys):
     assert json.loads(capsys.readouterr().out.splitlines()[-1])["command"] == "eval"
     assert cli.main(["generate", "run", "--prompt", "the ", "--tokens", "3", "--temperature", "0"]) == 0
     assert capsys.readouterr().out.startswith("the ")
+    assert cli.main(["resume", "run", "logging.progress=plain"]) == 0
+    assert "already finished: 2 of 2 steps; to go on: ipu-lean resume " in capsys.readouterr().out
     assert cli.main(["resume", "run", "train.steps=3", "--json"]) == 0
     assert json.loads(capsys.readouterr().out.splitlines()[-1])["steps"] == 3
 
@@ -200,7 +202,7 @@ def test_a_run_without_config_is_a_mistake(tmp_path, capsys):
 
 
 def test_a_checkpoint_that_is_not_there(finished_run, capsys):
-    assert "12345" in fails(capsys, ["eval", str(finished_run), "--checkpoint", "12345"], 1)
+    assert "12345" in fails(capsys, ["eval", str(finished_run), "--checkpoint", "12345"], 2)
 
 
 def test_a_full_disk_is_a_failed_run(place):
@@ -213,7 +215,8 @@ def test_a_full_disk_is_a_failed_run(place):
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment())
     assert done.returncode == 1, done.stderr
-    assert "disk is full" in done.stderr or "No room" in done.stderr
+    assert "disk is full" in done.stderr
+    assert f"Make room, then: ipu-lean resume {Path('run').absolute()}" in done.stderr
     assert "Traceback" not in done.stderr
 
 
