@@ -263,7 +263,7 @@ def _known(error: BaseException) -> Optional[IpuLeanError]:
     if isinstance(error, IpuLeanError):
         return error
     if isinstance(error, KeyboardInterrupt):
-        return Interrupted("interrupted before there was anything to save.")
+        return Interrupted("interrupted; nothing was changed.")
     if isinstance(error, ModuleNotFoundError) and (error.name or "").split(".")[0] != "ipu_lean":
         return EnvironmentProblem(f"the package {error.name} is missing; `ipu-lean doctor` says what this machine lacks.")
     if isinstance(error, OSError):
@@ -271,7 +271,7 @@ def _known(error: BaseException) -> Optional[IpuLeanError]:
         if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
             return EnvironmentProblem(f"the system refuses access{where}: {error.strerror}.")
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            return RunError(f"the disk is full{where}: make room and run `ipu-lean resume` on the run directory.")
+            return RunError(f"the disk is full{where}: make room and try again.")
         if error.errno is not None:
             return RunError(f"the system reports: {error.strerror}{where}.")
     if isinstance(error, MemoryError) or "allocate memory" in str(error) or "out of memory" in str(error).lower():

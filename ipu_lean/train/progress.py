@@ -20,6 +20,11 @@ def printable(text: str) -> str:
     return "".join(char if char in "\n\t" else shown.get(char, char) for char in text)
 
 
+def figure(value: float, digits: int, most: float) -> str:
+    """A number with `digits` decimals; above `most` as 1.23e+09, so that a run that blew up stays readable."""
+    return f"{value:.{digits}f}" if abs(value) <= most else f"{value:.2e}"
+
+
 class Speed:
     """Tokens per second and the share of time spent waiting for data: this process only, and without its first step (which
     allocates).
@@ -119,8 +124,8 @@ class Reporter:
     def evaluation(self, step: int, steps: int, name: str, metrics: Dict[str, Any]) -> None:
         """One validation set's figures."""
         self.line(
-            f"eval {step}/{steps}  {name}  loss {metrics['loss']:.4f}  accuracy {metrics['accuracy']:.4f}  "
-            f"perplexity {metrics['perplexity']:.2f}  tokens {metrics['tokens']}"
+            f"eval {step}/{steps}  {name}  loss {figure(metrics['loss'], 4, 1e4)}  accuracy {metrics['accuracy']:.4f}  "
+            f"perplexity {figure(metrics['perplexity'], 2, 1e6)}  tokens {metrics['tokens']}"
         )
 
     def end(self) -> None:
@@ -132,7 +137,7 @@ class Reporter:
 
 def step_text(result: StepResult, speed: Speed) -> str:
     """`loss 2.4170  lr 2.31e-03  tokens/s 18400  data-wait 0.3%  grad 0.84`, without what is not known yet."""
-    parts = [f"loss {result.loss:.4f}", f"lr {result.lr:.2e}"]
+    parts = [f"loss {figure(result.loss, 4, 1e4)}", f"lr {result.lr:.2e}"]
     if speed.tokens_per_s is not None:
         parts += [f"tokens/s {speed.tokens_per_s:.0f}", f"data-wait {100 * (speed.data_wait or 0.0):.1f}%"]
     if result.grad_norm is not None:

@@ -12,7 +12,7 @@ import time
 from pathlib import Path
 from typing import Any, Dict, Optional
 
-from ipu_lean.errors import ConfigError, RunError
+from ipu_lean.errors import ConfigError, EnvironmentProblem, RunError
 from ipu_lean.train.files import disk_guard, read_json, write_atomic, write_json
 
 SUMMARY_SCHEMA = 1
@@ -36,7 +36,10 @@ class RunDirectory:
 
     @staticmethod
     def check_free(out: Optional[str]) -> None:
-        """ConfigError if `out` exists and is not an empty directory."""
+        """ConfigError if `out` exists and is not an empty directory, or lies where none can be; EnvironmentProblem if it may not
+        be written.
+        """
+        _check_place(Path(out or "runs/any").absolute().parent)
         if not out or not os.path.lexists(out):
             return
         if not os.path.isdir(out):
@@ -59,10 +62,8 @@ class RunDirectory:
                 temporary.mkdir(parents=True)
                 write_atomic(temporary / "config.yaml", config_text)
                 os.replace(temporary, path)
-        except (FileExistsError, NotADirectoryError) as error:
-            raise ConfigError(f"the output directory {path} cannot be made: {error.strerror}", key="--out") from error
         except OSError as error:
-            raise RunError(f"the output directory {path} cannot be made: {error.strerror}.") from error
+            raise ConfigError(f"the output directory {path} cannot be made: {error.strerror}", key="--out") from error
         return cls(path)
 
     @classmethod
@@ -160,6 +161,16 @@ def make_summary(
     if error is not None:
         summary["error"] = error
     return summary
+
+
+def _check_place(folder: Path) -> None:
+    """Asked before any work is done: whether a directory could be made in `folder`, which may itself be missing."""
+    while not os.path.lexists(folder):
+        folder = folder.parent
+    if not folder.is_dir():
+        raise ConfigError(f"{folder} is no folder, so the output directory cannot be made in it", key="--out")
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise EnvironmentProblem(f"no permission to write in {folder}, so the output directory cannot be made there.")
 
 
 def _free_name(name: str) -> Path:

@@ -51,6 +51,17 @@ def test_plain_lines_can_be_parsed() -> None:
     assert "skipped" in step_text(result(grad_norm=None, skipped=True), Speed())
 
 
+def test_a_run_that_blew_up_stays_readable() -> None:
+    assert step_text(result(loss=9999.5), Speed()).startswith("loss 9999.5000  lr")
+    assert step_text(result(loss=123456.0), Speed()).startswith("loss 1.23e+05  lr")
+    out = io.StringIO()
+    for loss, perplexity in ((2.5, 12.2), (20000.0, 2.5e43)):
+        metrics = {"loss": loss, "accuracy": 0.5, "perplexity": perplexity, "tokens": 9}
+        Reporter("plain", out).evaluation(1, 2, "valid", metrics)
+    assert "loss 2.5000  accuracy 0.5000  perplexity 12.20  " in out.getvalue()
+    assert "loss 2.00e+04  accuracy 0.5000  perplexity 2.50e+43  " in out.getvalue()
+
+
 def test_auto_takes_the_bar_on_a_terminal_only() -> None:
     class Terminal(io.StringIO):
         def isatty(self) -> bool:

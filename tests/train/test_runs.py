@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from ipu_lean.errors import ConfigError, RunError
+from ipu_lean.errors import ConfigError, EnvironmentProblem, RunError
 from ipu_lean.train.runs import RunDirectory, make_summary
 
 pytestmark = pytest.mark.pod
@@ -23,10 +23,19 @@ def test_create_open_and_refuse(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("x")
     with pytest.raises(ConfigError, match="is a file"):
         RunDirectory.create(str(tmp_path / "file"), "name", "")
+    with pytest.raises(ConfigError, match="file is no folder.*cannot be made"):
+        RunDirectory.check_free(str(tmp_path / "file" / "below" / "deeper"))
     with pytest.raises(ConfigError, match="cannot be made"):
-        RunDirectory.create(str(tmp_path / "file" / "below"), "name", "")
+        RunDirectory.create(str(tmp_path / ("x" * 300)), "name", "")
     (tmp_path / "empty").mkdir()
     assert RunDirectory.create(str(tmp_path / "empty"), "name", "a: 1\n").config.read_text() == "a: 1\n"
+
+
+def test_a_place_that_may_not_be_written_is_the_machines_fault(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "access", lambda path, mode: False)  # as root every folder can be written
+    for out in (str(tmp_path / "deep" / "run"), None):
+        with pytest.raises(EnvironmentProblem, match="no permission to write"):
+            RunDirectory.check_free(out)
 
 
 def test_default_names_do_not_collide(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
