@@ -20,7 +20,8 @@ class Branch(nn.Module):
         super().__init__()
         self.norm = make_norm(spec.norm, spec.width, spec.norm_eps)
         self.norm_after = make_norm(spec.norm, spec.width, spec.norm_eps) if spec.sandwich else None
-        self.mult = spec.branch_mult
+        # After a norm the multiplier is the branch's; without one, the last linear layer takes it.
+        self.mult, self.inner_mult = (spec.branch_mult, 1.0) if spec.sandwich else (1.0, spec.branch_mult)
 
     def _finish(self, x: torch.Tensor) -> torch.Tensor:
         if self.norm_after is not None:
@@ -44,6 +45,7 @@ class AttentionBranch(Branch):
             bias=spec.bias,
             init_scale=spec.init_scale,
             query_zero_init=spec.query_zero_init,
+            mult=self.inner_mult,
         )
 
     def forward(self, x: torch.Tensor, mask: Optional[torch.Tensor] = None, cache: Optional[KVCache] = None) -> torch.Tensor:
@@ -57,7 +59,13 @@ class FeedForwardBranch(Branch):
     def __init__(self, spec: GPTSpec) -> None:
         super().__init__(spec)
         self.feed_forward = FeedForward(
-            spec.width, spec.ffn_width, spec.activation, dropout=spec.dropout, bias=spec.bias, init_scale=spec.init_scale
+            spec.width,
+            spec.ffn_width,
+            spec.activation,
+            dropout=spec.dropout,
+            bias=spec.bias,
+            init_scale=spec.init_scale,
+            mult=self.inner_mult,
         )
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:

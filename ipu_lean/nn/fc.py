@@ -26,6 +26,7 @@ class FCLayer(nn.Module):
         base_width: in_dim of the muP base; only a readout uses it (None: multiplier 1).
         init_scale: the weight's standard deviation is init_scale / sqrt(in_dim); a readout's is init_scale / sqrt(base_width).
         zero_init: the weight starts at zero.
+        mult: multiplies what the linear layer puts out; a readout has multipliers of its own.
 
     Raises ConfigError for an unknown activation or norm.
     """
@@ -42,6 +43,7 @@ class FCLayer(nn.Module):
         base_width: Optional[int] = None,
         init_scale: float = 1.0,
         zero_init: bool = False,
+        mult: float = 1.0,
     ) -> None:
         super().__init__()
         _known("activation", activation, ACTIVATIONS)
@@ -50,7 +52,7 @@ class FCLayer(nn.Module):
             std = init_scale * (base_width or in_dim) ** -0.5
             self.linear: nn.Module = PopReadout(in_dim, out_dim, bias, base_width, readout_zero_init=zero_init, init_std=std)
         else:
-            self.linear = Linear(in_dim, out_dim, bias, init_scale, zero_init)
+            self.linear = Linear(in_dim, out_dim, bias, init_scale, zero_init, mult)
         self.norm: Optional[nn.Module] = None if normalization == "none" else make_norm(normalization, out_dim)
         self.activation, self.dropout = activation, dropout
 

@@ -18,6 +18,7 @@ class FeedForward(nn.Module):
         activation: gelu, relu, silu; geglu, swiglu, reglu (Shazeer 2020; a third matrix of the same size).
         dropout: share of the output dropped in training.
         init_scale: see `FCLayer`.
+        mult: multiplies the output.
     """
 
     def __init__(
@@ -28,6 +29,7 @@ class FeedForward(nn.Module):
         dropout: float = 0.0,
         bias: bool = True,
         init_scale: float = 1.0,
+        mult: float = 1.0,
     ) -> None:
         super().__init__()
         self.gated = activation in GATED
@@ -35,7 +37,7 @@ class FeedForward(nn.Module):
         if self.gated:
             self.gate = FCLayer(width, ffn_width, inner, bias=bias, init_scale=init_scale)
         self.up = FCLayer(width, ffn_width, "none" if self.gated else inner, bias=bias, init_scale=init_scale)
-        self.down = FCLayer(ffn_width, width, dropout=dropout, bias=bias, init_scale=init_scale)
+        self.down = FCLayer(ffn_width, width, dropout=dropout, bias=bias, init_scale=init_scale, mult=mult)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """`[batch, seq, width] -> [batch, seq, width]`."""

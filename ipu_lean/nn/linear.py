@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Dict
 
 import torch
+import torch.nn.functional as F
 from torch import nn
 
 
@@ -24,13 +25,23 @@ def normal_or_zero_(weight: torch.Tensor, std: float, zero: bool) -> None:
 class Linear(nn.Linear):
     """`[..., in_features] -> [..., out_features]`; nn.Linear with the initialisation above.
 
+    Args:
+        mult: multiplies the output (a residual branch's multiplier). The weight and the bias are multiplied in its place, because
+            they are smaller than the output.
+
     `init_stds` names the standard deviation that each parameter was drawn with (0 for zeros and constants).
     """
 
     def __init__(
-        self, in_features: int, out_features: int, bias: bool = True, init_scale: float = 1.0, zero_init: bool = False
+        self,
+        in_features: int,
+        out_features: int,
+        bias: bool = True,
+        init_scale: float = 1.0,
+        zero_init: bool = False,
+        mult: float = 1.0,
     ) -> None:
-        self.init_scale, self.zero_init = init_scale, zero_init
+        self.init_scale, self.zero_init, self.mult = init_scale, zero_init, float(mult)
         super().__init__(in_features, out_features, bias)
 
     @property
@@ -42,6 +53,12 @@ class Linear(nn.Linear):
     def init_stds(self) -> Dict[str, float]:
         """Standard deviation of each parameter at initialisation, by name."""
         return {"weight": self.init_std, "bias": 0.0}
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """`[..., in_features] -> [..., out_features]`."""
+        if self.mult == 1.0:
+            return F.linear(x, self.weight, self.bias)
+        return F.linear(x, self.weight * self.mult, None if self.bias is None else self.bias * self.mult)
 
     def reset_parameters(self) -> None:
         """Draw the weight anew; the bias becomes zero."""

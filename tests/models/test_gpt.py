@@ -27,8 +27,9 @@ VARIANTS = [
     {"positions": "sinusoidal", "heads": 16},
     {"positions": "none", "bias": False},
     {"norm": "rmsnorm", "activation": "swiglu", "ffn_ratio": 1.5},
-    {"sandwich": True, "activation": "relu", "norm_eps": 1e-3},
+    {"sandwich": True, "activation": "relu", "norm_eps": 1e-3, "mup": {**MUP, "base_depth": 1}},
     {"activation": "geglu", "tied": False},
+    {"depth": 6, "mup": MUP},
     {"activation": "reglu", "rotary_base": 100.0, "tied": False, "mup": MUP},
     {"activation": "silu", "mup": {**MUP, "output_mult": 3.0, "embedding_mult": 2.0, "attention_mult": 0.7}},
 ]

@@ -59,6 +59,18 @@ def test_readout_layer_is_a_pop_readout_with_constant_std():
     assert layer.init_stds["linear.weight"] == 0.25
 
 
+@pytest.mark.parametrize("bias", [True, False])
+def test_mult_multiplies_the_output(bias):
+    plain, scaled = FCLayer(5, 6, bias=bias).double(), FCLayer(5, 6, bias=bias, mult=0.3).double()
+    scaled.load_state_dict(plain.state_dict())
+    x = torch.randn(4, 5, dtype=torch.float64, requires_grad=True)
+    assert torch.allclose(scaled(x), 0.3 * plain(x), rtol=1e-13)
+    (ours,) = torch.autograd.grad(scaled(x).pow(2).sum(), scaled.linear.weight)
+    (truth,) = torch.autograd.grad((0.3 * plain(x)).pow(2).sum(), plain.linear.weight)
+    assert truth.norm() > 0 and torch.allclose(ours, truth, rtol=1e-12)
+    assert scaled.init_stds == plain.init_stds
+
+
 def test_dropout_only_in_training():
     layer = FCLayer(64, 64, dropout=0.5)
     x = torch.randn(8, 64)

@@ -34,6 +34,7 @@ class CausalSelfAttention(nn.Module):
             scaled_dot_product_attention), or `fused` (the same, except on CPU, where blockwise.py is faster; never all scores at
             once). Change it at any time; equal numbers, except which weights a dropout drops.
         init_scale, query_zero_init: hidden matrices start with init_scale / sqrt(width), the query's at zero if asked for.
+        mult: multiplies the output.
     """
 
     def __init__(
@@ -48,6 +49,7 @@ class CausalSelfAttention(nn.Module):
         bias: bool = True,
         init_scale: float = 1.0,
         query_zero_init: bool = False,
+        mult: float = 1.0,
     ) -> None:
         super().__init__()
         if heads < 1 or width % heads:
@@ -57,7 +59,7 @@ class CausalSelfAttention(nn.Module):
         self.query = FCLayer(width, width, bias=bias, init_scale=init_scale, zero_init=query_zero_init)
         self.key = FCLayer(width, width, bias=bias, init_scale=init_scale)
         self.value = FCLayer(width, width, bias=bias, init_scale=init_scale)
-        self.out = FCLayer(width, width, dropout=dropout, bias=bias, init_scale=init_scale)
+        self.out = FCLayer(width, width, dropout=dropout, bias=bias, init_scale=init_scale, mult=mult)
         self.positions, self.attention_dropout = positions, attention_dropout
         self.set_implementation(implementation)
 
@@ -144,7 +146,7 @@ def _untouched(layer: nn.Module) -> bool:
     """Whether calling `layer` is nothing but its matrix product: no hooks (pruning, weight norm, probes), no other class."""
     modules = (layer, layer.linear)
     hooks = any(m._forward_hooks or m._forward_pre_hooks or m._backward_hooks or m._backward_pre_hooks for m in modules)
-    return not hooks and type(layer) is FCLayer and type(layer.linear) is Linear
+    return not hooks and type(layer) is FCLayer and type(layer.linear) is Linear and layer.linear.mult == 1.0
 
 
 def combined_mask(q: torch.Tensor, k: torch.Tensor, mask: Optional[torch.Tensor]) -> Optional[torch.Tensor]:
