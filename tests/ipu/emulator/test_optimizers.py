@@ -51,7 +51,7 @@ def written_out(update: Callable[..., torch.Tensor], steps: int = 5) -> List[tor
     return found
 
 
-def close(found: List[torch.Tensor], expected: List[torch.Tensor], tolerance: float = 2e-6) -> None:
+def assert_close(found: List[torch.Tensor], expected: List[torch.Tensor], tolerance: float = 2e-6) -> None:
     for one, other in zip(found, expected):
         assert ((one - other).norm() / other.norm()).item() < tolerance
 
@@ -71,10 +71,10 @@ def test_adam_is_l2_and_adamw_is_decoupled() -> None:
     common = {"lr": 0.01, "b1": 0.8, "b2": 0.95, "eps": 1e-6}
     l2 = written_out(functools.partial(adam, **common, l2=0.3, wd=0.0))
     decoupled = written_out(functools.partial(adam, **common, l2=0.0, wd=0.3))
-    close(trajectory(lambda p: poptorch.optim.Adam(p, **values)), l2)
-    close(trajectory(lambda p: poptorch.optim.AdamW(p, **values)), decoupled)
-    close(trajectory(lambda p: torch.optim.Adam(p, **values)), l2)
-    close(trajectory(lambda p: torch.optim.AdamW(p, **values)), decoupled)
+    assert_close(trajectory(lambda p: poptorch.optim.Adam(p, **values)), l2)
+    assert_close(trajectory(lambda p: poptorch.optim.AdamW(p, **values)), decoupled)
+    assert_close(trajectory(lambda p: torch.optim.Adam(p, **values)), l2)
+    assert_close(trajectory(lambda p: torch.optim.AdamW(p, **values)), decoupled)
     assert (l2[-1] - decoupled[-1]).norm() > 1e-3
 
 
@@ -82,7 +82,7 @@ def test_adamw_without_bias_correction_is_corrected_all_the_same() -> None:
     """CompilerImpl.cpp:868-884: no mode is set for ADAMW_NO_BIAS; a warning says so."""
     values = {"lr": 0.01, "weight_decay": 0.3}
     corrected = trajectory(lambda p: poptorch.optim.AdamW(p, **values))
-    close(trajectory(lambda p: poptorch.optim.AdamW(p, bias_correction=False, **values)), corrected, 1e-12)
+    assert_close(trajectory(lambda p: poptorch.optim.AdamW(p, bias_correction=False, **values)), corrected, 1e-12)
 
 
 @pytest.mark.parametrize("nesterov", [False, True])
@@ -94,7 +94,7 @@ def test_sgd(nesterov: bool) -> None:
         return w - 0.1 * (g + 0.9 * s["v"] if nesterov else s["v"])
 
     values = {"lr": 0.1, "momentum": 0.9, "weight_decay": 0.2, "nesterov": nesterov}
-    close(trajectory(lambda p: poptorch.optim.SGD(p, **values)), written_out(update))
+    assert_close(trajectory(lambda p: poptorch.optim.SGD(p, **values)), written_out(update))
 
 
 def test_sgd_dampens_the_first_step_too() -> None:
@@ -103,7 +103,7 @@ def test_sgd_dampens_the_first_step_too() -> None:
         s["v"] = 0.9 * s.get("v", 0) + 0.5 * g
         return w - 0.1 * s["v"]
 
-    close(trajectory(lambda p: poptorch.optim.SGD(p, lr=0.1, momentum=0.9, dampening=0.5)), written_out(update))
+    assert_close(trajectory(lambda p: poptorch.optim.SGD(p, lr=0.1, momentum=0.9, dampening=0.5)), written_out(update))
 
 
 @pytest.mark.parametrize(("centered", "tf", "momentum"), [(False, False, 0.0), (True, False, 0.9), (False, True, 0.9)])
@@ -118,7 +118,7 @@ def test_rmsprop(centered: bool, tf: bool, momentum: float) -> None:
         s["v"] = momentum * s.get("v", 0) + step
         return w - 0.01 * (s["v"] if momentum else step)
 
-    close(trajectory(lambda p: poptorch.optim.RMSprop(p, lr=0.01, alpha=0.9, eps=1e-3, weight_decay=0.1, momentum=momentum,
+    assert_close(trajectory(lambda p: poptorch.optim.RMSprop(p, lr=0.01, alpha=0.9, eps=1e-3, weight_decay=0.1, momentum=momentum,
                                                       centered=centered, use_tf_variant=tf)), written_out(update), 1e-5)
 
 
@@ -133,14 +133,14 @@ def test_lamb(corrected: bool) -> None:
 
     values = {"lr": 0.02, "betas": (0.9, 0.99), "eps": 1e-6, "weight_decay": 0.1, "max_weight_norm": 0.5,
               "bias_correction": corrected}
-    close(trajectory(lambda p: poptorch.optim.LAMB(p, **values)), written_out(update), 1e-5)
+    assert_close(trajectory(lambda p: poptorch.optim.LAMB(p, **values)), written_out(update), 1e-5)
     made = model()
     optimizer = poptorch.optim.LAMB(made.parameters(), **values)
     for _ in range(5):
         optimizer.zero_grad()
         made(X).backward()
         optimizer.step()
-    close([made.layer.weight.detach().double()], [written_out(update)[-1]], 1e-5)
+    assert_close([made.layer.weight.detach().double()], [written_out(update)[-1]], 1e-5)
 
 
 @pytest.mark.parametrize("l2", [0.0, 0.3])
@@ -165,7 +165,7 @@ def test_clipping_is_global_and_after_adams_l2(l2: float) -> None:
 def test_loss_scaling_changes_nothing_in_float32() -> None:
     """docs/user_guide/overview.rst:753-757."""
     plain = trajectory(lambda p: poptorch.optim.AdamW(p, lr=0.01))
-    close(trajectory(lambda p: poptorch.optim.AdamW(p, lr=0.01, loss_scaling=1024.0)), plain, 1e-7)
+    assert_close(trajectory(lambda p: poptorch.optim.AdamW(p, lr=0.01, loss_scaling=1024.0)), plain, 1e-7)
 
 
 def test_the_default_optimizer() -> None:
@@ -173,7 +173,7 @@ def test_the_default_optimizer() -> None:
     made = model()
     executor = poptorch.trainingModel(made)
     executor(X)
-    close([made.layer.weight.detach().double()], written_out(lambda w, g, s, t: w - 0.01 * g, 1))
+    assert_close([made.layer.weight.detach().double()], written_out(lambda w, g, s, t: w - 0.01 * g, 1))
     executor.destroy()
 
 

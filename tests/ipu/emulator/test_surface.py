@@ -35,7 +35,7 @@ def shape(signature: inspect.Signature) -> List[Any]:
     return [(p.name, p.kind, p.default is not p.empty) for p in signature.parameters.values() if p.name != "self"]
 
 
-def check(name: str, function: Any) -> None:
+def check_signature(name: str, function: Any) -> None:
     theirs, ours = contract.signature(name), inspect.signature(function)
     assert shape(ours) == shape(theirs), name
     for parameter in theirs.parameters.values():
@@ -46,18 +46,18 @@ def check(name: str, function: Any) -> None:
 
 @pytest.mark.parametrize("name", [name for name in contract.functions() if name not in ABSENT])
 def test_functions(name: str) -> None:
-    check(name, find(name))
+    check_signature(name, find(name))
 
 
 @pytest.mark.parametrize("name", [name for name in contract.classes() if name not in ABSENT])
 def test_classes(name: str) -> None:
     target = find(name)
     if contract.load()["classes"][name].get("init"):
-        check(name, target.__init__)
+        check_signature(name, target.__init__)
     for method in contract.methods(name):
         if method in vars(object) and method not in vars(target):
             continue
-        check(f"{name}.{method}", getattr(target, method))
+        check_signature(f"{name}.{method}", getattr(target, method))
     for entry in contract.properties(name):
         assert isinstance(inspect.getattr_static(target, entry.split(" ")[0]), property), f"{name}.{entry}"
 
@@ -66,7 +66,7 @@ def test_classes(name: str) -> None:
 def test_option_groups(group: str) -> None:
     target = getattr(poptorch.Options(), group)
     for method in contract.methods(f"poptorch.Options.{group}"):
-        check(f"poptorch.Options.{group}.{method}", getattr(type(target), method))
+        check_signature(f"poptorch.Options.{group}.{method}", getattr(type(target), method))
 
 
 @pytest.mark.parametrize("name", [name for name in contract.load()["enums"] if not name.startswith("poptorch._")])
