@@ -46,6 +46,7 @@ def worker(rank: int, folder: str) -> None:
             found = local_gradients(wrapped, rank, accumulate=mode != "static_graph")
             found = {name[len("module.") :]: g for name, g in found.items()}
             torch.save(found, f"{folder}/{'-'.join(map(str, case))}-{rank}")
+        dist.barrier()  # a rank that leaves early takes the other one's connection along
     finally:
         dist.destroy_process_group()
 

@@ -41,6 +41,7 @@ def worker(rank: int, folder: str) -> None:
                 found = {name.replace("_fsdp_wrapped_module.", ""): p.grad.clone() for name, p in wrapped.named_parameters()}
             if rank == 0:
                 torch.save(found, f"{folder}/{engine}-{unit}-{shared}")
+        dist.barrier()  # a rank that leaves early takes the other one's connection along
     finally:
         dist.destroy_process_group()
 
