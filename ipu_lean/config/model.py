@@ -74,8 +74,9 @@ class ModelConfig(Section):
     tied: bool = setting(True, "The readout shares the embedding's matrix.")
     attention: Literal["explicit", "fused", "auto"] = setting(
         "auto",
-        "A choice of speed, not of numbers: `fused` never holds all scores (torch's scaled_dot_product_attention, or on CPU our "
-        "own blocks where they are faster), `explicit` writes the softmax out, which PopTorch needs. `auto` is fused on cpu and gpu and explicit on ipu.",
+        "A choice of speed, not of numbers: `fused` never holds all scores (torch's scaled_dot_product_attention, or on CPU "
+        "our own blocks where they are faster), `explicit` writes the softmax out, which PopTorch needs. `auto` is fused on "
+        "cpu and gpu and explicit on ipu.",
     )
     num_hidden_groups: Optional[int] = setting(
         None,

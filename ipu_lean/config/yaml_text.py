@@ -42,6 +42,14 @@ class _Dumper(yaml.SafeDumper):
     yaml_implicit_resolvers: Dict[str, List[Any]] = {}
 
 
+def _text_node(dumper: yaml.SafeDumper, text: str) -> yaml.Node:
+    # Only double quotes escape the line breaks of Unicode; the other styles fold them into plain ones.
+    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=None if text.isprintable() else '"')
+
+
+_Dumper.add_representer(str, _text_node)
+
+
 for _kind in (_Loader, _Dumper):
     for _tag, _pattern, _first in _RULES:
         _kind.add_implicit_resolver(_tag, _pattern, _first)

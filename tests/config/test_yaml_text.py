@@ -49,7 +49,8 @@ def test_infinities_are_read_so_that_they_can_be_refused():
     assert math.isnan(parse_value(".nan"))
 
 
-WORDS = ["6e-5", "1_0", "010", "true", "null", "", "~", "yes", "- a", "a: b", " x ", "é\n\t#"]
+WORDS = ["6e-5", "1_0", "010", "true", "null", "", "~", "yes", "- a", "a: b", " x "]
+WORDS += ["é\n\t#", "a\x85b", "\u2028", "\ufeff", "\x7f", "\r"]
 
 
 @pytest.mark.parametrize("value", [*WORDS, 1e-20, 3, None, True])
