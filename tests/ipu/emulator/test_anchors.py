@@ -1,4 +1,4 @@
-"""Anchored tensors: the only way to gradients on an IPU (facts e15, docs/user_guide/debugging.py:35-36)."""
+"""Anchored tensors: the only way to gradients on an IPU (docs/user_guide/debugging.py:35-36)."""
 from __future__ import annotations
 
 import copy

@@ -1,4 +1,4 @@
-"""Batches, device iterations, accumulation, replicas, output modes (facts b)."""
+"""Batches, device iterations, accumulation, replicas, output modes (docs/user_guide/batching.rst)."""
 from __future__ import annotations
 
 import copy
@@ -121,12 +121,12 @@ def test_input_groups_share_their_rows() -> None:
 
 
 def test_losses_are_not_averaged() -> None:
-    """Facts b3: each micro-batch's own loss comes back."""
+    """popart_compiler/source/Compiler.cpp:1305-1337: each micro-batch's own loss comes back."""
     assert numbers(options(4, 1, mode=Mode.All), 4)[1] == [0, 1, 2, 3]
 
 
 def test_shapes_types_and_values_are_fixed_at_compile_time() -> None:
-    """python/_args_parser.py:58-143; facts a8: any change of shape is an Error."""
+    """python/_args_parser.py:58-143: any change of shape is an Error."""
     executor = poptorch.inferenceModel(Calls(lambda m, x, scale, flag=True: x * scale if flag else x), options(1, 2))
     executor(torch.zeros(4, 2), 2)
     for other, match in ((lambda: executor(torch.zeros(8, 2), 2), "Shape mismatch"),

@@ -1,4 +1,4 @@
-"""Buffers, pickles and what the executor shows of its model (facts d1, d7, d9)."""
+"""Buffers, pickles and what the executor shows of its model."""
 from __future__ import annotations
 
 import copy
@@ -46,7 +46,7 @@ class Pickled(nn.Module):
 
 
 def test_pickle_and_deepcopy() -> None:
-    """Facts d7: pickle gives the original class; deepcopy leaves parameters as they are wrapped."""
+    """python/_impl.py:282-337: pickle gives the original class; deepcopy leaves parameters as they are wrapped."""
     made = Pickled()
     executor = training(made)
     executor(X)
@@ -73,7 +73,7 @@ class Counter(nn.Module):
 
 
 def test_float_buffers_persist_and_integer_buffers_are_constants() -> None:
-    """JitDispatch.cpp:109-120; facts d9: accumulation 2 and 2 calls count to 4."""
+    """JitDispatch.cpp:109-120; a buffer changes once per micro-batch: accumulation 2 and 2 calls count to 4."""
     made = Counter()
     executor = training(made, options=options(2))
     executor(torch.zeros(4, 4))
@@ -134,7 +134,7 @@ def test_batch_norm_uses_the_micro_batch() -> None:
 
 
 def test_the_mode_is_frozen_at_wrapping() -> None:
-    """Facts d1: the copy's own training flag; submodules are shared."""
+    """python/__init__.py:710 traces a shallow copy: the copy's own training flag; submodules are shared."""
     made = Calls(lambda m, x: poptorch.identity_loss(m.layer(x) * (2.0 if m.training else 1.0), "mean"))
     made.train()
     executor = training(made)

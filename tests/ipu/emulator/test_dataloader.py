@@ -1,4 +1,4 @@
-"""`poptorch.DataLoader` (facts a8)."""
+"""`poptorch.DataLoader` (docs/user_guide/batching.rst)."""
 from __future__ import annotations
 
 from typing import Any, List

@@ -106,7 +106,7 @@ def test_overlapped_io() -> None:
 
 
 def test_counters_are_noted() -> None:
-    """Facts d9: an integer buffer cannot be updated; BatchNorm's own counter is one."""
+    """JitDispatch.cpp:109-120: an integer buffer cannot be updated; BatchNorm's own counter is one."""
     model = Calls(lambda m, x: poptorch.identity_loss(m.norm(m.layer(x)), "mean"))
     model.norm = nn.BatchNorm1d(4)
     report = examine(model, (X,))

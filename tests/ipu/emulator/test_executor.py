@@ -1,4 +1,4 @@
-"""The executor's other members, random numbers, and a reversible backward inside the traced step (facts a2, e13, i)."""
+"""The executor's other members, random numbers, and a reversible backward inside the traced step."""
 from __future__ import annotations
 
 from typing import Any, List, Tuple
@@ -22,7 +22,7 @@ def dropping(seed: int = 0, train: bool = True, **kw: Any) -> poptorch.PoplarExe
 
 
 def test_dropout_draws_on_the_device_from_the_seed() -> None:
-    """Facts e13: seeded by randomSeed, distinct per call and micro-batch, never the host's numbers."""
+    """python/options.py:1740, tests/random_sampling_test.py:49-59: its own numbers from randomSeed, new for each micro-batch."""
     torch.manual_seed(0)
     host = nn.functional.dropout(X, 0.5)
     draws = []
@@ -211,7 +211,7 @@ class Coupled(nn.Module):
 
 
 def test_a_reversible_backward_inside_the_traced_step() -> None:
-    """Facts i B: the derivative of sum(W * grad.detach()) is the gradient, so accumulation, clipping and Adam keep working."""
+    """AtenHandlers.gen.cpp:144,794 honours detach: sum(W * grad.detach()) has grad as its derivative, so Adam works on it."""
     weights = []
     for surrogate in (False, True):
         torch.manual_seed(0)

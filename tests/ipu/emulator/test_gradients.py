@@ -1,4 +1,4 @@
-"""What is differentiated: the traced ops, and nothing that Python does backwards (facts d8, e1-e4, e11-e12)."""
+"""What is differentiated: the traced ops, and nothing that Python does backwards."""
 from __future__ import annotations
 
 import logging
@@ -67,7 +67,7 @@ def test_detach_cuts_and_no_grad_does_not(caplog: pytest.LogCaptureFixture) -> N
 
 
 def test_checkpoint_and_hooks_leave_no_mark() -> None:
-    """Facts d8, e3: torch.utils.checkpoint, tensor and backward hooks change nothing on the IPU."""
+    """RegisterAtenOverloads.cpp:979-990: PopART makes the backward, so torch's checkpoint and gradient hooks change nothing."""
     from torch.utils.checkpoint import checkpoint
 
     ran: List[int] = []
@@ -89,7 +89,7 @@ def test_checkpoint_and_hooks_leave_no_mark() -> None:
 
 
 def test_autocast_does_nothing() -> None:
-    """Facts e11: there is no autocast code; cast by hand."""
+    """PopTorch's source has no autocast code; cast by hand."""
     seen: List[Any] = []
 
     def middle(h: torch.Tensor) -> torch.Tensor:
@@ -109,7 +109,7 @@ def test_requires_grad_is_seen_while_tracing() -> None:
 
 
 def test_in_place_on_a_trainable_parameter_is_torchs_error() -> None:
-    """Facts e12."""
+    """poptorch/source/InplaceOps.cpp:224-240 is for buffers and frozen parameters; torch refuses a leaf that takes gradients."""
     model = Step()
     model.middle = lambda h: h + model.layer.bias.add_(1.0)
     with pytest.raises(RuntimeError, match="leaf"):

@@ -1,4 +1,4 @@
-"""float16 models: rounding after each op, stochastic rounding, accumulator types, loss scaling (facts a3 Precision, f10, f12)."""
+"""float16 models: rounding after each op, stochastic rounding, accumulator types, loss scaling (docs/user_guide/overview.rst)."""
 from __future__ import annotations
 
 from typing import Any, List, Tuple
@@ -108,7 +108,7 @@ def test_stochastic_runs_repeat_with_their_seed() -> None:
 
 
 def test_accumulators_and_first_moments_in_float16() -> None:
-    """Facts f12: fp16 accumulators take the running mean; the first moment is stored in float16, the second in float32."""
+    """python/_optimizer_attributes.py:130-152: float16 accumulators take the running mean. The moments' types are set apart."""
     found, _, optimizer = losses(False, True, 20, accum_type=torch.float16, first_order_momentum_accum_type=torch.float16)
     assert found[-1] < found[0] and all(torch.isfinite(torch.tensor(found)))
     assert optimizer.kept["Accl1___head.weight"].dtype == torch.float16

@@ -1,4 +1,4 @@
-"""Which node the gradient starts at (facts b5 and 0b): marked losses, implicit and explicit."""
+"""Which node the gradient starts at: marked losses, implicit and explicit."""
 from __future__ import annotations
 
 from typing import Any, Callable
@@ -91,7 +91,7 @@ def test_plain_ops_need_the_mark() -> None:
 
 
 def test_probability_targets_leave_no_mark() -> None:
-    """Facts 0b, b5."""
+    """docs/user_guide/supported_ops.rst:381-395 lists the marked losses; torch makes this one of plain ops."""
     with pytest.raises(poptorch.Error, match="Couldn't find a loss"):
         weight_after(lambda m, x: F.cross_entropy(m.layer(x), torch.softmax(x, -1)), X)
 
@@ -150,7 +150,7 @@ def test_an_unreturned_loss_is_not_found() -> None:
 
 
 def test_the_position_of_the_loss_is_free() -> None:
-    """Facts b5."""
+    """RemoveSurplusIdentityLosses.cpp:103-107: one marked node, wherever it stands among the outputs."""
     first = weight_after(lambda m, x: (poptorch.identity_loss(m.layer(x).exp(), "mean"), m.layer(x)), X)
     last = weight_after(lambda m, x: {"a": m.layer(x), "loss": poptorch.identity_loss(m.layer(x).exp(), "mean")}, X)
     assert torch.equal(first, last)
@@ -158,7 +158,7 @@ def test_the_position_of_the_loss_is_free() -> None:
 
 @pytest.mark.parametrize("after", [lambda loss, h: loss * 0.5, lambda loss, h: loss + h.square().sum()])
 def test_what_follows_the_mark_does_not_train(after: Callable[..., torch.Tensor]) -> None:
-    """Facts 0b, b5: the gradient starts at the marked node, not at the returned value."""
+    """RemoveSurplusIdentityLosses.cpp:103-107: the gradient starts at the marked node, not at the returned value."""
     found = weight_after(lambda m, x, y: after(F.cross_entropy(m.layer(x), y), m.layer(x)), X, Y)
     assert torch.allclose(found, weight_expected(lambda m: F.cross_entropy(m.layer(X), Y)), atol=1e-6)
     marked = weight_after(
@@ -167,7 +167,7 @@ def test_what_follows_the_mark_does_not_train(after: Callable[..., torch.Tensor]
 
 
 def test_label_smoothing_never_trains_what_it_says() -> None:
-    """Facts 0b: only the nll part of it is marked. torch 2.0 splits it with masked_select, which PopTorch refuses."""
+    """LossOps.cpp:141 marks the nll part only. torch 2.0 splits it with masked_select, which PopTorch refuses."""
     try:
         found = weight_after(lambda m, x, y: F.cross_entropy(m.layer(x), y, label_smoothing=0.5), X, Y)
     except poptorch.Error as error:

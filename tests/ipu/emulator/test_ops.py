@@ -1,4 +1,4 @@
-"""PopTorch's own ops, on CPU and traced (facts a6)."""
+"""PopTorch's own ops, on CPU and traced (docs/user_guide/overview.rst)."""
 from __future__ import annotations
 
 from typing import Any, Callable

@@ -1,4 +1,4 @@
-"""What an optimizer's attributes may be and when they may change (facts a7, f3-f5)."""
+"""What an optimizer's attributes may be and when they may change (docs/user_guide/overview.rst, Constant attributes)."""
 from __future__ import annotations
 
 import copy
@@ -38,7 +38,7 @@ def test_other_optimizers_are_refused_and_subclasses_warn(caplog: pytest.LogCapt
 
 
 def test_validation() -> None:
-    """Facts f3, f5: numbers, pairs, accumulator types, amsgrad."""
+    """python/_optimizer_attributes.py:67-71,333-338,389-391, python/optim.py:383-393: numbers, accumulator types, amsgrad."""
     made = model()
     with pytest.raises(AssertionError, match="accumulation types"):
         poptorch.optim.Adam(made.parameters(), accum_type=torch.bfloat16)
@@ -86,7 +86,7 @@ def test_lr_only_in_groups_is_constant() -> None:
 @pytest.mark.parametrize(("values", "passes"), [({"lr": 0.2}, True), ({"betas": (0.5, 0.5)}, False), ({"eps": 1e-3}, False),
                                                 ({"weight_decay": 0.5}, True)])
 def test_native_optimizers_constant_rules(values: Dict[str, Any], passes: bool) -> None:
-    """Facts f4: lr variable, betas constant, the others constant exactly when at their default."""
+    """python/_optimizer_attributes.py:167-195: lr variable, betas constant, the others constant exactly when at their default."""
     made = model()
     optimizer = torch.optim.AdamW(made.parameters(), lr=0.1, weight_decay=0.3)
     if passes:
@@ -116,7 +116,7 @@ def test_set_optimizer_takes_effect_and_host_edits_alone_do_not() -> None:
 
 
 def test_kind_groups_and_clipping_cannot_change() -> None:
-    """Facts 0b, f."""
+    """_optimizer_attributes.py:111-125 (max_grad_norm), _impl.py:125-129 (the groups are traced); no lines for the kind."""
     made = model()
     executor = poptorch.trainingModel(made, optimizer=poptorch.optim.SGD(made.parameters(), lr=0.1))
     executor(X)
@@ -191,7 +191,7 @@ def test_state_dicts_of_torch_are_refused() -> None:
 
 
 def test_optimizers_work_on_the_host_as_torchs() -> None:
-    """Facts a7: `step()` on CPU is torch's; loss scaling and clipping are ignored there."""
+    """python/optim.py:423 derives from torch's class: `step()` on CPU is torch's; loss scaling and clipping are ignored there."""
     ours, theirs = model(), model()
     one = poptorch.optim.AdamW(ours.parameters(), lr=0.1, loss_scaling=8.0, max_grad_norm=1e-6)
     other = torch.optim.AdamW(theirs.parameters(), lr=0.1)

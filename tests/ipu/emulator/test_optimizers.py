@@ -1,4 +1,4 @@
-"""Optimizers: PopART's equations, per-group values, what may change after compilation (facts a7 and f)."""
+"""Optimizers: PopART's equations, per-group values, what may change after compilation (docs/user_guide/overview.rst)."""
 from __future__ import annotations
 
 import copy

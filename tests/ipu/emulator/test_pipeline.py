@@ -1,4 +1,4 @@
-"""Blocks, stages, IPUs (facts a5 and c)."""
+"""Blocks, stages, IPUs (docs/user_guide/overview.rst)."""
 from __future__ import annotations
 
 import copy
@@ -263,7 +263,7 @@ def test_phases_must_be_listed_and_parallel_ones_alternate() -> None:
 
 
 def test_one_attached_executor_holds_the_machine() -> None:
-    """Facts d: detach before another model attaches; a machine of known size is shared as long as it has room."""
+    """python/_poplar_executor.py:1553-1592: detaching frees the IPUs. A machine of known size is shared while it has room."""
     first, second = build(placed([0, 1]), options(3)), poptorch.trainingModel(placed([0, 1]), options(3))
     with pytest.raises(poptorch.Error, match=r"Failed to acquire 2 IPU\(s\)"):
         second.compile(torch.randn(6, 4))

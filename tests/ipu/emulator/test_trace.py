@@ -1,4 +1,4 @@
-"""What one trace sees, accepts and refuses (facts a1, d1-d5, e of PopTorch 3.4)."""
+"""What one trace sees, accepts and refuses."""
 from __future__ import annotations
 
 from typing import Any, Callable, List
@@ -125,7 +125,7 @@ def test_the_message_names_the_module() -> None:
 
 
 def test_fused_attention_is_refused() -> None:
-    """Facts e8: scaled_dot_product_attention has no handler."""
+    """poptorch/source/ErrorOnUnsupportedAten.cpp:30: scaled_dot_product_attention has no handler."""
     with pytest.raises(poptorch.Error, match="scaled_dot_product_attention"):
         compile_step(lambda h: F.scaled_dot_product_attention(h[None], h[None], h[None]))
 

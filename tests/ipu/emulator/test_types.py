@@ -1,4 +1,4 @@
-"""Types, single ops and their arguments (facts e6-e10 of PopTorch 3.4)."""
+"""Types, single ops and their arguments (docs/user_guide/supported_ops.rst)."""
 from __future__ import annotations
 
 import logging
@@ -79,7 +79,7 @@ def test_index_put_ignores_accumulate(caplog: pytest.LogCaptureFixture) -> None:
     (lambda h: F.one_hot(h.detach().argmax(-1)) * h, "num_classes"),
     (lambda h: F.embedding(h.detach().argmax(-1), h, sparse=True), "sparse")])
 def test_refused_arguments(middle: Callable[[torch.Tensor], torch.Tensor], match: str) -> None:
-    """ReduceOps.cpp:182-206, supported_ops.rst:197, RegisterMetaOps.cpp.inc:40-47, supported_ops.rst:366, facts e8."""
+    """ReduceOps.cpp:182-206, supported_ops.rst:197,366, RegisterMetaOps.cpp.inc:40-47, EmbeddingOps.cpp:24-27."""
     with pytest.raises(poptorch.Error, match=match):
         compile_step(middle)
 

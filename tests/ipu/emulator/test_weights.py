@@ -1,4 +1,4 @@
-"""Host and device weights, dirty flags, buffers, wrapped classes (facts d)."""
+"""Host and device weights, dirty flags, buffers, wrapped classes."""
 from __future__ import annotations
 
 import copy
@@ -43,7 +43,7 @@ def test_reading_a_parameter_copies_the_weights_back() -> None:
 @pytest.mark.parametrize("read", [lambda m: m.state_dict(), lambda m: list(m.parameters()),
                                   lambda m: m.copyWeightsToHostIfNeeded(), lambda m: torch.equal(m.layer.weight, X)])
 def test_what_else_copies_them_back(read: Any) -> None:
-    """Facts d6."""
+    """python/_poplar_executor.py:246-356, 543-553: reading the state or a parameter fetches what the device changed."""
     made = model()
     executor = training(made)
     executor(X)
@@ -53,7 +53,7 @@ def test_what_else_copies_them_back(read: Any) -> None:
 
 
 def test_parameters_stay_the_same_objects_and_keep_their_attributes() -> None:
-    """Facts d2."""
+    """python/_poplar_executor.py:245-384: wrapping changes classes, not objects."""
     made = model()
     weight = made.layer.weight
     weight.infshape = (4, 4)
@@ -66,7 +66,7 @@ def test_parameters_stay_the_same_objects_and_keep_their_attributes() -> None:
 
 
 def test_host_edits_are_lost_unless_pushed(caplog: pytest.LogCaptureFixture) -> None:
-    """Facts d6, python/_poplar_executor.py:577-598. The emulator warns, which PopTorch does not."""
+    """python/_poplar_executor.py:555-598: the next fetch overwrites them. The emulator warns, which PopTorch does not."""
     made = model()
     executor = training(made)
     executor(X)
@@ -84,7 +84,7 @@ def test_host_edits_are_lost_unless_pushed(caplog: pytest.LogCaptureFixture) -> 
 
 
 def test_pushing_drops_device_progress_that_was_not_read() -> None:
-    """Facts 0b: copyWeightsToDevice clears the dirty flag first."""
+    """python/_poplar_executor.py:577-598: copyWeightsToDevice clears the dirty flag first."""
     made = model()
     before = made.layer.weight.detach().clone()
     executor = training(made)
@@ -189,7 +189,7 @@ def test_wrapping_twice_is_an_error_until_destroyed() -> None:
 
 
 def test_frozen_parameters_and_parameters_in_no_group() -> None:
-    """tests/fine_tuning_test.py; facts 0b d4: in no group but trainable means the optimizer's defaults."""
+    """tests/fine_tuning_test.py; popart optimizervaluemap.cpp:37-43: trainable but in no group takes the defaults."""
     torch.manual_seed(0)
     made = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 4))
     step = Calls(lambda m, x: poptorch.identity_loss(m.net(x), "mean"))
