@@ -58,7 +58,7 @@ class DeviceState:
 
     def edited_host_weights(self) -> List[str]:
         """Names of host tensors that were edited since the last copy, in either direction. PopTorch has no such method: there the
-        edits are lost without a word (facts of _poplar_executor.py:555-598)."""
+        edits are lost without a word (_poplar_executor.py:555-598)."""
         return [name for name, (now, before) in self._remembered.items() if not torch.equal(now, before)]
 
     def _warn_of_edits(self) -> None:

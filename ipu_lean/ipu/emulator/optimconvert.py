@@ -39,7 +39,7 @@ class Converted(NamedTuple):
 _CLASSES = {Kind.SGD1: optim.SGD, Kind.SGD2: optim.SGD, Kind.ADAM: optim.Adam, Kind.ADAMW: optim.AdamW,
             Kind.ADAMW_NO_BIAS: optim.AdamW, Kind.RMSPROP: optim.RMSprop, Kind.RMSPROP_CENTERED: optim.RMSprop,
             Kind.LAMB: optim.LAMB, Kind.LAMB_NO_BIAS: optim.LAMB}
-# For torch's own optimizers: constant when at this value, or (a bool) always or never (facts of :146-200).
+# For torch's own optimizers: constant when at this value, or (a bool) always or never (_optimizer_attributes.py:146-200).
 _NATIVE_CONSTANT: Dict[str, Any] = {"lr": False, "betas": True, "alpha": True, "nesterov": True, "weight_decay": 0.0,
                                     "momentum": 0.0, "dampening": 0.0, "eps": 1e-8, "max_weight_norm": 65500.0,
                                     "velocity_scaling": 1.0, "loss_scaling": 1.0}
