@@ -3,10 +3,10 @@ from __future__ import annotations
 
 import pytest
 import torch
-import torch.distributed as dist
 import torch.multiprocessing as mp
 from torch.nn.parallel import DistributedDataParallel
 
+from tests.reversible.ranks import on_two_ranks
 from tests.reversible.toys import assert_same, collect, data, loss_of, residual, reversible
 
 pytestmark = pytest.mark.pod
@@ -35,20 +35,16 @@ def local_gradients(stack, rank: int, accumulate: bool):
     return collect(stack)
 
 
+def run_case(case, rank: int, folder: str) -> None:
+    kind, shared, mode = case
+    options = {} if mode == "default" else {mode: True}
+    wrapped = DistributedDataParallel(build(kind, shared), **options)
+    found = local_gradients(wrapped, rank, accumulate=mode != "static_graph")
+    torch.save({name[len("module.") :]: g for name, g in found.items()}, f"{folder}/{'-'.join(map(str, case))}-{rank}")
+
+
 def worker(rank: int, folder: str) -> None:
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=2)
-    try:
-        for case in CASES:
-            kind, shared, mode = case
-            options = {} if mode == "default" else {mode: True}
-            wrapped = DistributedDataParallel(build(kind, shared), **options)
-            found = local_gradients(wrapped, rank, accumulate=mode != "static_graph")
-            found = {name[len("module.") :]: g for name, g in found.items()}
-            torch.save(found, f"{folder}/{'-'.join(map(str, case))}-{rank}")
-        dist.barrier()  # a rank that leaves early takes the other one's connection along
-    finally:
-        dist.destroy_process_group()
+    on_two_ranks(rank, folder, [lambda case=case: run_case(case, rank, folder) for case in CASES])
 
 
 @pytest.fixture(scope="module")

@@ -3,11 +3,11 @@ from __future__ import annotations
 
 import pytest
 import torch
-import torch.distributed as dist
 import torch.multiprocessing as mp
 
 from ipu_lean._compat import TORCH
 from ipu_lean.reversible import ReversibleBlock
+from tests.reversible.ranks import on_two_ranks
 from tests.reversible.toys import Attention, FeedForward, assert_same, collect, data, loss_of, reversible
 
 pytestmark = pytest.mark.skipif(TORCH < (2, 2), reason="FSDP needs CUDA before torch 2.2")
@@ -24,26 +24,24 @@ def backward(stack, rank: int) -> None:
     loss_of(stack(data(seed=rank))).backward()
 
 
-def worker(rank: int, folder: str) -> None:
+def run_case(case, rank: int, folder: str) -> None:
     from torch.distributed.fsdp import FullyShardedDataParallel
     from torch.distributed.fsdp.wrap import ModuleWrapPolicy
 
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=2)
-    try:
-        for engine, unit, shared in CASES:
-            policy = None if UNITS[unit] is None else ModuleWrapPolicy(UNITS[unit])
-            wrapped = FullyShardedDataParallel(
-                build(engine, shared), auto_wrap_policy=policy, use_orig_params=True, device_id=torch.device("cpu")
-            )
-            backward(wrapped, rank)
-            with FullyShardedDataParallel.summon_full_params(wrapped, with_grads=True):
-                found = {name.replace("_fsdp_wrapped_module.", ""): p.grad.clone() for name, p in wrapped.named_parameters()}
-            if rank == 0:
-                torch.save(found, f"{folder}/{engine}-{unit}-{shared}")
-        dist.barrier()  # a rank that leaves early takes the other one's connection along
-    finally:
-        dist.destroy_process_group()
+    engine, unit, shared = case
+    policy = None if UNITS[unit] is None else ModuleWrapPolicy(UNITS[unit])
+    wrapped = FullyShardedDataParallel(
+        build(engine, shared), auto_wrap_policy=policy, use_orig_params=True, device_id=torch.device("cpu")
+    )
+    backward(wrapped, rank)
+    with FullyShardedDataParallel.summon_full_params(wrapped, with_grads=True):
+        found = {name.replace("_fsdp_wrapped_module.", ""): p.grad.clone() for name, p in wrapped.named_parameters()}
+    if rank == 0:
+        torch.save(found, f"{folder}/{'-'.join(map(str, case))}")
+
+
+def worker(rank: int, folder: str) -> None:
+    on_two_ranks(rank, folder, [lambda case=case: run_case(case, rank, folder) for case in CASES])
 
 
 @pytest.fixture(scope="module")
@@ -56,11 +54,11 @@ def folder(tmp_path_factory):
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: "-".join(map(str, case)))
 def test_two_ranks(case, folder):
-    engine, unit, shared = case
+    engine, _, shared = case
     alone = []
     for rank in range(2):
         stack = build("store", shared)
         backward(stack, rank)
         alone.append(collect(stack))
     mean = {name: (alone[0][name] + alone[1][name]) / 2 for name in alone[0]}
-    assert_same(mean, torch.load(f"{folder}/{engine}-{unit}-{shared}"), 1e-10)
+    assert_same(mean, torch.load(f"{folder}/{'-'.join(map(str, case))}"), 1e-10)
