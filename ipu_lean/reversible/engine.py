@@ -89,7 +89,8 @@ class InvertedFrame(Frame):
 
     The first and the last one of a call have their input kept instead. The first: the errors of all later half-steps would add up
     in the stack's input, and that is often small beside the branch outputs that were added to it, so that a norm would magnify
-    them. The last: keeping the streams before it costs no more than keeping those after it.
+    them. The last: keeping the streams before it costs no more than keeping those after it. Second runs whose result is then not
+    needed end with the last tensor that they save, which in most branches spares the last matrix product.
     """
 
     __slots__ = ("coupling", "kept", "after", "before", "_streams")
@@ -110,14 +111,15 @@ class InvertedFrame(Frame):
         return self._streams[:1]
 
     def may_stop_early(self) -> bool:
-        """Never: each branch runs twice, whole, so that hooks and counters of its author see the same for each."""
-        return False
+        """If no earlier half-step needs the state before this one: the first two, and the last."""
+        return self.before is None or self.before() is None
 
     def finish(self, out: Any) -> None:
         """Derives the state before this half-step."""
         streams, self._streams = self._streams, None
         before = None if self.before is None else self.before()
-        if before is not None and streams is not None:
+        if before is not None:
+            assert streams is not None, "a frame with kept inputs has no state before it"
             z, y = streams
             with torch.no_grad():
                 before.deposit((self.coupling.inverse(y, out.detach()), z), self._hooks)
