@@ -283,7 +283,7 @@ def test_a_reader_that_goes_away_is_met_with_silence():
 def test_library_warnings_are_silent_and_ours_are_one_line():
     code = (
         "import warnings, ipu_lean.cli as cli\n"
-        "cli._quieten()\n"
+        "cli.quieten()\n"
         "warnings.warn('theirs')\n"
         "warnings.warn_explicit('ours', UserWarning, 'x.py', 1, module='ipu_lean.data.prepare')\n"
     )

@@ -5,20 +5,21 @@ Everything heavy is imported inside the functions, so `--help` costs nothing. Re
 from __future__ import annotations
 
 import argparse
-import errno
 import json
 import os
 import sys
-import warnings
 from typing import Any, Callable, Dict, List, NoReturn, Optional, Sequence
 
 from ipu_lean import __version__
 from ipu_lean.cli import ipu
+from ipu_lean.cli.problems import known, quieten
 from ipu_lean.errors import ConfigError, EnvironmentProblem, IpuLeanError, RunError, did_you_mean
 
 Summary = Dict[str, Any]
 Command = Callable[[argparse.Namespace], Summary]
 SCHEMA = 1
+ROOMS = (ipu,)
+"""Modules that bring commands of their own: NAMES of them, `add_commands`, and the PAIRS that are written as two words."""
 
 
 # --- commands ---
@@ -185,7 +186,8 @@ def _build_parser() -> argparse.ArgumentParser:
     _command(commands, "prepare", prepare, "config")
     every = "one row a tensor, instead of one a group of equal layers"
     _command(commands, "explain", explain, "config").add_argument("--all", action="store_true", help=every)
-    ipu.add_commands(commands, _command)
+    for room in ROOMS:
+        room.add_commands(commands, _command)
     _command(commands, "doctor", doctor)
     config = commands.add_parser("config", help="show a configuration, or the schema of all", allow_abbrev=False)
     actions = config.add_subparsers(metavar="show|schema", parser_class=_Parser)
@@ -197,7 +199,18 @@ def _build_parser() -> argparse.ArgumentParser:
     return parser
 
 
-COMMANDS = ("train", "resume", "eval", "generate", "prepare", "explain", *ipu.NAMES, "doctor", "config")
+COMMANDS = (
+    *("train", "resume", "eval", "generate", "prepare", "explain"),
+    *(name for room in ROOMS for name in room.NAMES),
+    *("doctor", "config"),
+)
+
+
+def _join_words(argv: Sequence[str]) -> List[str]:
+    """`parity record …` and its like as the one word that argparse knows them by."""
+    words = list(argv)
+    pair = " ".join(words[:2])
+    return [pair, *words[2:]] if any(pair in room.PAIRS for room in ROOMS) else words
 
 
 def _parse(argv: Sequence[str]) -> argparse.Namespace:
@@ -206,7 +219,7 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
         near = did_you_mean(argv[0], COMMANDS)
         rule = f"there is no command {argv[0]!r}" + (f" (did you mean `{near}`?)" if near else "")
         raise ConfigError(rule, suggestion=f"the commands are {', '.join(COMMANDS)}")
-    arguments, rest = _build_parser().parse_known_args(ipu.join_words(argv))
+    arguments, rest = _build_parser().parse_known_args(_join_words(argv))
     foreign = [word for word in rest if word.startswith("-") or "=" not in word or not arguments.takes_overrides]
     if foreign:
         rule = f"`{arguments.command}` does not know {' '.join(foreign)}"
@@ -222,7 +235,7 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
 def main(argv: Optional[Sequence[str]] = None) -> int:
     """Runs one command and returns its exit code."""
     words: List[str] = list(sys.argv[1:] if argv is None else argv)
-    _quieten()
+    quieten()
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):  # text that this terminal's encoding has not ends no command
             stream.reconfigure(errors="backslashreplace")
@@ -239,7 +252,7 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return RunError.exit_code
     except (Exception, KeyboardInterrupt) as error:
-        problem = _known(error)
+        problem = known(error)
         if problem is None:
             raise
         return _report(problem, command, as_json="--json" in words)
@@ -254,41 +267,3 @@ def _report(problem: IpuLeanError, command: Optional[str], as_json: bool) -> int
         outcome = {"command": command, "status": status, "exit_code": problem.exit_code, "error": text}
         print(json.dumps({**_summary(""), **outcome}), flush=True)
     return problem.exit_code
-
-
-def _known(error: BaseException) -> Optional[IpuLeanError]:
-    """The error as one that we can explain, or None for a bug of ours, which deserves its traceback."""
-    from ipu_lean.errors import Interrupted
-
-    if isinstance(error, IpuLeanError):
-        return error
-    if isinstance(error, KeyboardInterrupt):
-        return Interrupted("interrupted; nothing was changed.")
-    if isinstance(error, ModuleNotFoundError) and (error.name or "").split(".")[0] != "ipu_lean":
-        return EnvironmentProblem(f"the package {error.name} is missing; `ipu-lean doctor` says what this machine lacks.")
-    if isinstance(error, OSError):
-        where = f" ({error.filename})" if error.filename else ""
-        if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
-            return EnvironmentProblem(f"the system refuses access{where}: {error.strerror}.")
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            return RunError(f"the disk is full{where}: make room and try again.")
-        if error.errno is not None:
-            return RunError(f"the system reports: {error.strerror}{where}.")
-    if isinstance(error, MemoryError) or "allocate memory" in str(error) or "out of memory" in str(error).lower():
-        advice = "lower batch.micro (and raise batch.accumulation), model.seq or memory.loss_chunk."
-        return RunError(f"memory ran out; {advice}")
-    return None
-
-
-def _quieten() -> None:
-    """Shows our own warnings as one line each and none of the libraries'; `python -W` and PYTHONWARNINGS still have their way."""
-    if sys.warnoptions or os.environ.get("PYTHONWARNINGS"):
-        return
-    os.environ["PYTHONWARNINGS"] = "ignore"  # for processes that DDP starts
-    warnings.filterwarnings("ignore")
-    warnings.filterwarnings("default", category=UserWarning, module=r"ipu_lean(\.|$)")
-
-    def show(message: Any, *_: Any, **__: Any) -> None:
-        print(f"ipu-lean: warning: {' '.join(str(message).split())}", file=sys.stderr)
-
-    warnings.showwarning = show

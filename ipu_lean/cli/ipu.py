@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import argparse
 import sys
-from typing import Any, Callable, Dict, List, Sequence
+from typing import Any, Callable, Dict, Sequence
 
 from ipu_lean.errors import ConfigError, VerdictFailed
 
 Summary = Dict[str, Any]
 NAMES = ("check", "compile", "parity")
+PAIRS = ("parity record", "parity compare")
 _DEVICES = ("cpu", "gpu", "ipu", "ipu-emulated")
 
 
@@ -111,14 +112,6 @@ def _tolerances(given: Sequence[str]) -> Dict[str, float]:
         except ValueError:
             raise ConfigError("a tolerance is given as name=number", key="--tolerance", value=entry) from None
     return found
-
-
-def join_words(argv: Sequence[str]) -> List[str]:
-    """`parity record …` and `parity compare …` as the one word that argparse knows them by."""
-    words = list(argv)
-    if len(words) > 1 and words[0] == "parity" and words[1] in ("record", "compare"):
-        return [f"parity {words[1]}", *words[2:]]
-    return words
 
 
 def add_commands(commands: Any, command: Callable[..., Any]) -> None:
