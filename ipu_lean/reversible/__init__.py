@@ -1,24 +1,25 @@
 """Reversible and residual stacks, and the engine that recomputes instead of storing. Needs torch only."""
 from __future__ import annotations
 
-from .couplings import COUPLINGS, Additive, coupling_named
+from .couplings import COUPLINGS, Coupling, make_coupling
 from .engine import recomputing, remember
 from .residual import ResidualBlock, ResidualStack
 from .stack import ReversibleBlock, ReversibleStack
-from .streams import INPUTS, OUTPUTS, enter, leave
+from .streams import GATES, INPUTS, OUTPUTS, enter, leave
 
 __all__ = [
     "COUPLINGS",
+    "GATES",
     "INPUTS",
     "OUTPUTS",
-    "Additive",
+    "Coupling",
     "ResidualBlock",
     "ResidualStack",
     "ReversibleBlock",
     "ReversibleStack",
-    "coupling_named",
     "enter",
     "leave",
+    "make_coupling",
     "recomputing",
     "remember",
 ]

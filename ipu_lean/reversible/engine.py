@@ -85,7 +85,7 @@ class Kept:
 
 
 class InvertedFrame(Frame):
-    """A half-step (a, b) -> (b, a + f(b)) whose inputs are rebuilt from its outputs: z = b is one of them, a = y - f(z).
+    """A half-step whose inputs are rebuilt from its outputs: what the branch reads, and then the streams before it.
 
     The first and the last one of a call have their input kept instead. The first: the errors of all later half-steps would add up
     in the stack's input, and that is often small beside the branch outputs that were added to it, so that a norm would magnify
@@ -93,22 +93,36 @@ class InvertedFrame(Frame):
     needed end with the last tensor that they save, which in most branches spares the last matrix product.
     """
 
-    __slots__ = ("coupling", "kept", "after", "before", "_streams")
+    __slots__ = ("coupling", "step", "kept", "after", "before", "_streams")
 
-    def __init__(self, branch: nn.Module, coupling: Coupling, kwargs: Dict[str, Any]) -> None:
-        super().__init__(branch, (branch,), kwargs)
-        self.coupling = coupling
+    def __init__(self, branch: nn.Module, coupling: Coupling, step: int, kwargs: Dict[str, Any]) -> None:
+        super().__init__(self.function_of(branch, coupling, step), (branch,), kwargs)
+        self.coupling, self.step = coupling, step
         self.kept: Optional[Kept] = None
         self.after: Any = None
         self.before: Optional[weakref.ReferenceType[State]] = None
         self._streams: Optional[Tensors] = None
 
+    @staticmethod
+    def function_of(branch: nn.Module, coupling: Coupling, step: int) -> Any:
+        """What is recorded: the branch alone, since a linear coupling saves nothing."""
+        return branch
+
+    def run(self, a: Tensor, b: Tensor) -> Tuple[Tensors, Tensors]:
+        """The first run: (what a kept second run would start from, the streams after it)."""
+        z = self.coupling.read(a, b, self.step)
+        return (z,), self.coupling.forward(a, b, self.record(z), self.step)
+
     def inputs(self, executing: bool) -> Tensors:
-        """z, kept or from the state after this half-step."""
+        """Kept, or from the state after this half-step."""
         if self.kept is not None:
             return self.kept.take(executing)
         self._streams = self.after.take(executing)
-        return self._streams[:1]
+        return self.from_streams(self._streams)
+
+    def from_streams(self, streams: Tensors) -> Tensors:
+        """What the recorded function takes, from the streams after it."""
+        return (self.coupling.read_back(*streams, self.step),)
 
     def may_stop_early(self) -> bool:
         """If no earlier half-step needs the state before this one: the first two, and the last."""
@@ -120,9 +134,70 @@ class InvertedFrame(Frame):
         before = None if self.before is None else self.before()
         if before is not None:
             assert streams is not None, "a frame with kept inputs has no state before it"
-            z, y = streams
-            with torch.no_grad():
-                before.deposit((self.coupling.inverse(y, out.detach()), z), self._hooks)
+            before.deposit(self.undone(streams, out), self._hooks)
+
+    def undone(self, streams: Tensors, out: Any) -> Tensors:
+        """The streams before, from those after and the result of the second run."""
+        with torch.no_grad():
+            return self.coupling.inverse(*streams, out.detach(), self.step)
+
+
+class _Coupled:
+    """Branch and coupling as one function of the two streams, forward or, given the streams after it, the same once more."""
+
+    __slots__ = ("branch", "coupling", "step", "behind", "before", "_needs")
+
+    def __init__(self, branch: nn.Module, coupling: Coupling, step: int) -> None:
+        self.branch, self.coupling, self.step = branch, coupling, step
+        self.behind = False
+        self.before: Optional[Tensors] = None
+        self._needs: Tuple[bool, ...] = ()
+
+    def __call__(self, a: Tensor, b: Tensor, **kwargs: Any) -> Tensors:
+        if self.behind:
+            return self._again(a, b, kwargs)
+        z = self.coupling.read(a, b, self.step)
+        self._needs = (a.requires_grad, b.requires_grad, z.requires_grad)
+        return self.coupling.forward(a, b, self.branch(z, **kwargs), self.step)
+
+    def _again(self, a: Tensor, b: Tensor, kwargs: Dict[str, Any]) -> Tensors:
+        with torch.no_grad():
+            z = self.coupling.read_back(a, b, self.step)
+        fx = self.branch(z.detach().requires_grad_(self._needs[2]), **kwargs)
+        with torch.no_grad():
+            self.before = self.coupling.inverse(a, b, fx.detach(), self.step)
+        a, b = (t.detach().requires_grad_(needed) for t, needed in zip(self.before, self._needs))
+        return self.coupling.forward(a, b, fx, self.step)
+
+
+class CoupledFrame(InvertedFrame):
+    """The same for a coupling whose own nodes save tensors (affine): the frame records it together with the branch."""
+
+    __slots__ = ()
+
+    @staticmethod
+    def function_of(branch: nn.Module, coupling: Coupling, step: int) -> Any:
+        """Branch and coupling."""
+        return _Coupled(branch, coupling, step)
+
+    def run(self, a: Tensor, b: Tensor) -> Tuple[Tensors, Tensors]:
+        """The first run: both streams are what a kept second run would start from."""
+        return (a, b), self.record(a, b)
+
+    def inputs(self, executing: bool) -> Tensors:
+        """Kept, or the streams after it, and then the function is told so."""
+        self.function.behind = self.kept is None
+        return super().inputs(executing)
+
+    def from_streams(self, streams: Tensors) -> Tensors:
+        """The streams themselves."""
+        return streams
+
+    def undone(self, streams: Tensors, out: Any) -> Tensors:
+        """What the function found on its way."""
+        before, self.function.before = self.function.before, None
+        assert before is not None
+        return before
 
 
 class Chain:
@@ -131,32 +206,34 @@ class Chain:
     def __init__(self) -> None:
         self._frames: Tuple[Any, Any] = (None, None)  # the last two
         self._streams: Optional[Tensors] = None  # before the last half-step
+        self._taken: Tensors = ()  # by the last half-step
         self._halves = 0
 
     def half_step(
-        self, branch: nn.Module, coupling: Coupling, a: Tensor, b: Tensor, kwargs: Dict[str, Any]
+        self, branch: nn.Module, coupling: Coupling, a: Tensor, b: Tensor, step: int, kwargs: Dict[str, Any]
     ) -> Tuple[Tensor, Tensor]:
-        """(a, b) -> (b, a + f(b)), streams [batch, seq, width]."""
-        frame, previous = InvertedFrame(branch, coupling, kwargs), self._frames[1]
+        """The streams [batch, seq, width] before and after."""
+        kind = InvertedFrame if coupling.linear else CoupledFrame
+        frame, previous = kind(branch, coupling, step, kwargs), self._frames[1]
+        self._taken, after = frame.run(a, b)
         if self._halves == 0:
-            frame.kept = Kept((b,), "the input of a reversible stack")
-        out = frame.record(b)
+            frame.kept = Kept(self._taken, "the input of a reversible stack")
         if self._halves > 1:  # nobody asks for the state after the first half-step, whose input is kept
             state = State(frame)
             previous.after, frame.before = state, weakref.ref(state)
         self._frames, self._streams = (previous, frame), (a, b)
         self._halves += 1
-        return b, coupling.forward(a, out)
+        return after
 
     def finish(self) -> None:
         """After the last half-step: the streams before it are kept, and all others are derived from them."""
         previous, last = self._frames
         if self._halves > 1:
             what = "a stream of a reversible stack (its output `x`?)"
-            last.kept, last.before = Kept(self._streams[1:], what), None
+            last.kept, last.before = Kept(self._taken, what), None
             if self._halves > 2:
                 previous.after = Kept(self._streams, what)
-        self._frames, self._streams = (None, None), None
+        self._frames, self._streams, self._taken = (None, None), None, ()
 
 
 class SegmentFrame(Frame):
@@ -164,9 +241,11 @@ class SegmentFrame(Frame):
 
     __slots__ = ("_kept",)
 
-    def __init__(self, blocks: Sequence[nn.Module], state: Tensors, kwargs: Dict[str, Any]) -> None:
+    def __init__(
+        self, blocks: Sequence[nn.Module], state: Tensors, kwargs: Dict[str, Any], step: Optional[int] = None
+    ) -> None:
         def run(*state: Tensor, **kwargs: Any) -> Tensors:
-            return _run_blocks(blocks, state, kwargs)
+            return _run_blocks(blocks, state, kwargs, step)
 
         super().__init__(run, blocks, kwargs)
         self._kept = Kept(state, "the input of a checkpointed segment")
@@ -183,15 +262,25 @@ class SegmentFrame(Frame):
         """Nothing is made of the result."""
 
 
-def _run_blocks(blocks: Sequence[nn.Module], state: Tensors, kwargs: Dict[str, Any]) -> Tensors:
+def _run_blocks(blocks: Sequence[nn.Module], state: Tensors, kwargs: Dict[str, Any], step: Optional[int]) -> Tensors:
     for block in blocks:
-        out = block(*state, **kwargs)
-        state = out if isinstance(out, tuple) else (out,)
+        if step is None:
+            state = (block(*state, **kwargs),)
+        else:
+            state, step = block(*state, step=step, **kwargs), step + len(block.branches)
     return state
 
 
-def run_segments(parts: Sequence[List[nn.Module]], state: Tensors, kwargs: Dict[str, Any]) -> Tensors:
-    """The blocks of all parts in a row, from state to state (one stream or two); each part is recorded and recomputed as one."""
+def run_segments(
+    parts: Sequence[List[nn.Module]], state: Tensors, kwargs: Dict[str, Any], step: Optional[int] = None
+) -> Tensors:
+    """The blocks of all parts in a row, from state to state; each part is recorded and recomputed as one.
+
+    Args:
+        state: one stream, or the two of a reversible stack.
+        step: number of the first half-step, for reversible blocks.
+    """
     for part in parts:
-        state = SegmentFrame(part, state, kwargs).record(*state)
+        state = SegmentFrame(part, state, kwargs, step).record(*state)
+        step = None if step is None else step + sum(len(block.branches) for block in part)
     return state

@@ -1,14 +1,14 @@
 """A reversible stack: blocks of branches that write two streams in turn, and the choice of what its backward pass keeps."""
 from __future__ import annotations
 
-from typing import Any, Iterator, List, Optional, Sequence, Tuple
+from typing import Any, Iterator, List, Optional, Sequence, Tuple, Union
 
 from torch import Tensor, nn
 
 from ipu_lean.errors import ConfigError
 
 from . import streams
-from .couplings import coupling_named
+from .couplings import Coupling, make_coupling
 from .engine import Chain, recording_needed, run_segments, without_dynamo
 from .routing import check_kwargs, kwargs_for
 from .visits import Visits, layers_of, segments
@@ -17,43 +17,54 @@ ENGINES = ("invert", "store", "checkpoint")
 
 
 class ReversibleBlock(nn.Module):
-    """Half-steps (a, b) -> (b, a + f(b)), one for each branch in order.
+    """Half-steps of a coupling, one for each branch in order.
 
-    A branch is any module `f(x) -> [batch, seq, width]` without a residual of its own, already scaled by its multiplier.
-    [attention, FFN] is one layer of RevNet and Reformer: attention writes the first stream, the FFN the second.
-    [attention 1, attention 2, FFN 1, FFN 2] is two layers in the order `aaff`: each stream receives both kinds.
+    A branch is any module `f(x) -> [batch, seq, width]` (twice the width for `affine`) without a residual of its own, already
+    scaled by its multiplier. With a coupling that swaps, [attention, FFN] is one layer of RevNet and Reformer: attention writes
+    the first stream, the FFN the second. [attention 1, attention 2, FFN 1, FFN 2] is two layers in the order `aaff`: each stream
+    receives both kinds.
 
     Args:
         branches: executed in this order; their number is even, so that the streams leave in the order in which they came.
-        coupling: how a branch's output enters a stream (couplings.py).
+        coupling: how a branch's output enters the streams (couplings.py), by name or made.
     """
 
-    def __init__(self, branches: Sequence[nn.Module], coupling: str = "additive") -> None:
+    def __init__(self, branches: Sequence[nn.Module], coupling: Union[str, Coupling] = "additive") -> None:
         super().__init__()
         if not branches or len(branches) % 2:
             raise ConfigError("a reversible block needs an even number of branches, at least two", value=len(branches))
         self.branches = nn.ModuleList(branches)
-        self.coupling = coupling_named(coupling)
+        self.coupling = make_coupling(coupling) if isinstance(coupling, str) else coupling
 
-    def forward(self, a: Tensor, b: Tensor, chain: Optional[Chain] = None, **kwargs: Any) -> Tuple[Tensor, Tensor]:
+    def forward(
+        self, a: Tensor, b: Tensor, step: int = 0, chain: Optional[Chain] = None, **kwargs: Any
+    ) -> Tuple[Tensor, Tensor]:
         """Two streams [batch, seq, width] -> the two streams after every branch.
 
-        `chain` is the engine's record of this call and comes from the stack; without it nothing special is saved or freed.
+        Args:
+            step: number of the first half-step in the stack; couplings that count read it.
+            chain: the engine's record of this call, from the stack; without it nothing special is saved or freed.
         """
         for branch in self.branches:
             own = kwargs_for(branch, kwargs)
             if chain is None:
-                a, b = b, self.coupling.forward(a, branch(b, **own))
+                fx = branch(self.coupling.read(a, b, step), **own)
+                a, b = self.coupling.forward(a, b, fx, step)
             else:
-                a, b = chain.half_step(branch, self.coupling, a, b, own)
+                a, b = chain.half_step(branch, self.coupling, a, b, step, own)
+            step += 1
         return a, b
 
-    def inverse(self, a: Tensor, b: Tensor, **kwargs: Any) -> Tuple[Tensor, Tensor]:
+    def inverse(self, a: Tensor, b: Tensor, step: int = 0, **kwargs: Any) -> Tuple[Tensor, Tensor]:
         """The streams that `forward` took, from those that it returned. Branches must not draw random numbers (eval mode)."""
-        for branch in reversed(self.branches):
-            own = kwargs_for(branch, kwargs)
-            a, b = self.coupling.inverse(b, branch(a, **own)), a
+        last = step + len(self.branches) - 1
+        for back, branch in enumerate(reversed(self.branches)):
+            fx = branch(self.coupling.read_back(a, b, last - back), **kwargs_for(branch, kwargs))
+            a, b = self.coupling.inverse(a, b, fx, last - back)
         return a, b
+
+    def extra_repr(self) -> str:
+        return f"coupling={self.coupling}"
 
 
 class ReversibleStack(nn.Module):
@@ -68,6 +79,9 @@ class ReversibleStack(nn.Module):
             `checkpoint`: both streams at every `checkpoint_every`-th layer.
             `store`: everything, as plain autograd does.
         checkpoint_every: layers (attention and FFN pairs) between two checkpoints.
+        width: of a stream; only the output `gate-channels` needs it.
+    Raises:
+        ConfigError: an unknown choice, a result that would mean nothing, or blocks of different couplings.
     """
 
     def __init__(
@@ -78,6 +92,7 @@ class ReversibleStack(nn.Module):
         output: str = "sum-minus-input",
         engine: str = "invert",
         checkpoint_every: int = 1,
+        width: Optional[int] = None,
     ) -> None:
         super().__init__()
         if engine not in ENGINES:
@@ -85,29 +100,51 @@ class ReversibleStack(nn.Module):
         if checkpoint_every < 1:
             raise ConfigError("must be at least 1", key="memory.checkpoint_every", value=checkpoint_every)
         self.input = streams.check_choice(input, streams.INPUTS, "model.stack.input")
-        self.output = streams.check_choice(output, streams.OUTPUTS, "model.stack.output")
+        self.output = streams.check_choice(output, (*streams.OUTPUTS, *streams.GATES), "model.stack.output")
         self.engine, self.checkpoint_every = engine, checkpoint_every
         self.visits = Visits(blocks)
         self.blocks = self.visits.unique()
+        self.coupling = _one_coupling(self.blocks)
+        streams.check_pair(self.coupling.name, input, output)
+        self.gate = streams.make_gate(output, width)
 
     def executed(self) -> List[nn.Module]:
         """The blocks in execution order, with repeats."""
         return self.visits.of(self.blocks)
 
+    def visited(self) -> List[Tuple[nn.Module, int]]:
+        """(block, number of its first half-step) in execution order: a block that comes twice has two numbers."""
+        found, step = [], 0
+        for block in self.executed():
+            found.append((block, step))
+            step += len(block.branches)
+        return found
+
     def _branches(self) -> Iterator[nn.Module]:
         return (branch for block in self.blocks for branch in block.branches)
 
     def forward(self, x: Tensor, **kwargs: Any) -> Tensor:
-        """[batch, seq, width] -> [batch, seq, width]; keyword arguments (mask, cache) go to every branch that names them."""
-        a, b = self.run(*streams.enter(x, self.input), **kwargs)
-        return streams.leave(a, b, x, self.output)
+        """[batch, seq, width] -> [batch, seq, width], or as the input and output have it (streams.py).
+
+        Keyword arguments (mask, cache) go to every branch that names them.
+        """
+        a, b = self.run(*self.enter(x), **kwargs)
+        return self.leave(a, b, x)
+
+    def enter(self, x0: Tensor) -> Tuple[Tensor, Tensor]:
+        """The stack's input -> the two streams before the first block."""
+        return streams.enter(x0, self.input, self.coupling.reads_second)
+
+    def leave(self, a: Tensor, b: Tensor, x0: Tensor) -> Tensor:
+        """The two streams after the last block, and the stack's input -> the stack's result."""
+        return streams.leave(a, b, x0, self.output, self.gate)
 
     def run(self, a: Tensor, b: Tensor, **kwargs: Any) -> Tuple[Tensor, Tensor]:
         """The two streams [batch, seq, width] before the first block -> those after the last."""
         given = check_kwargs(self._branches(), kwargs)
         if self.engine == "store" or not recording_needed():
-            for block in self.executed():
-                a, b = block(a, b, **given)
+            for block, step in self.visited():
+                a, b = block(a, b, step=step, **given)
             return a, b
         return self._run_recorded(a, b, given)
 
@@ -115,10 +152,10 @@ class ReversibleStack(nn.Module):
     def _run_recorded(self, a: Tensor, b: Tensor, given: Any) -> Tuple[Tensor, Tensor]:
         with self.visits.casts():
             if self.engine == "checkpoint":
-                return run_segments(segments(self.executed(), self.checkpoint_every), (a, b), given)
+                return run_segments(segments(self.executed(), self.checkpoint_every), (a, b), given, step=0)
             chain = Chain()
-            for block in self.executed():
-                a, b = block(a, b, chain=chain, **given)
+            for block, step in self.visited():
+                a, b = block(a, b, step=step, chain=chain, **given)
             chain.finish()
             return a, b
 
@@ -128,10 +165,18 @@ class ReversibleStack(nn.Module):
         Exact up to rounding, in eval mode or without dropout (random numbers are not replayed here).
         """
         given = check_kwargs(self._branches(), kwargs)
-        for block in reversed(self.executed()):
-            a, b = block.inverse(a, b, **given)
+        for block, step in reversed(self.visited()):
+            a, b = block.inverse(a, b, step=step, **given)
         return a, b
 
     def extra_repr(self) -> str:
         layers = sum(layers_of(block) for block in self.executed())
-        return f"layers={layers}, input={self.input}, output={self.output}, engine={self.engine}"
+        parts = f"coupling={self.coupling}, input={self.input}, output={self.output}"
+        return f"layers={layers}, {parts}, engine={self.engine}"
+
+
+def _one_coupling(blocks: Sequence[nn.Module]) -> Coupling:
+    found = {repr(block.coupling): block.coupling for block in blocks}
+    if len(found) > 1:
+        raise ConfigError(f"the blocks of a stack share one coupling; these have {', '.join(sorted(found))}")
+    return next(iter(found.values()))

@@ -156,11 +156,14 @@ def test_the_callers_tensor_is_left_alone(engine):
         lambda blocks: ReversibleStack([]),
         lambda blocks: ReversibleStack(blocks, engine="inverted"),
         lambda blocks: ReversibleStack(blocks, output="both"),
-        lambda blocks: ReversibleStack(blocks, input="zeros"),
+        lambda blocks: ReversibleStack(blocks, input="zero"),
+        lambda blocks: ReversibleStack(blocks, input="zeros", output="sum-minus-input"),
+        lambda blocks: ReversibleStack(blocks, output="gate-channels"),
+        lambda blocks: ReversibleStack([*blocks, ReversibleBlock([Attention(), FeedForward()], coupling="mean")]),
         lambda blocks: ReversibleStack(blocks, checkpoint_every=0),
         lambda blocks: ReversibleBlock([Attention()]),
         lambda blocks: ReversibleBlock([]),
-        lambda blocks: ReversibleBlock([Attention(), FeedForward()], coupling="momentum"),
+        lambda blocks: ReversibleBlock([Attention(), FeedForward()], coupling="impulse"),
     ],
 )
 def test_mistakes_are_config_errors(wrong):
