@@ -77,13 +77,14 @@ def prepare(arguments: argparse.Namespace) -> Summary:
 
 def explain(arguments: argparse.Namespace) -> Summary:
     """Print what muP makes of every tensor: role, initialisation, learning rate, decay, eps."""
-    from ipu_lean.config import derived, load_config
+    from ipu_lean.config import load_config
+    from ipu_lean.data import expected_vocab
     from ipu_lean.models import build_meta
     from ipu_lean.mup import collapse_rows, format_table
     from ipu_lean.optim import explain_model
 
     config = load_config(arguments.config, arguments.overrides)
-    model = build_meta(config, config.model.vocab or derived.tokenizer_vocab(config.data.tokenizer))
+    model = build_meta(config, expected_vocab(config))
     rows = explain_model(model, config)
     print(format_table(rows if arguments.all else collapse_rows(rows)))
     return _summary("explain", metrics={"tensors": rows})

@@ -5,6 +5,7 @@ from ipu_lean.data.batches import IGNORED, TrainBatches, check_vocab, check_wind
 from ipu_lean.data.corpora import open_corpus, resolve
 from ipu_lean.data.prepare import Prepared, prepare
 from ipu_lean.data.sampler import ResumableSampler
+from ipu_lean.data.shapes import blank_batch, expected_vocab
 from ipu_lean.data.tokenizers import Tokenizer, load_tokenizer, train_tokenizer
 from ipu_lean.data.tokens import TokenFile
 
@@ -15,9 +16,11 @@ __all__ = [
     "TokenFile",
     "Tokenizer",
     "TrainBatches",
+    "blank_batch",
     "check_vocab",
     "check_windows",
     "eval_batches",
+    "expected_vocab",
     "load_tokenizer",
     "open_corpus",
     "prepare",

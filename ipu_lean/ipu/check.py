@@ -8,9 +8,10 @@ from typing import Any, Callable, Dict, Iterator, List, Optional, Tuple
 
 import torch
 
-from ipu_lean.config import Config, Loaded, config_hash, derived
+from ipu_lean.config import Config, Loaded, config_hash
 from ipu_lean.config.checks import check as check_config
 from ipu_lean.config.layout import IPU_DEVICES, eval_device_iterations
+from ipu_lean.data import blank_batch, expected_vocab
 from ipu_lean.errors import ConfigError, VerdictFailed
 from ipu_lean.ipu.api import load_poptorch
 from ipu_lean.ipu.examination import Examination, Finding, examine_step
@@ -72,7 +73,7 @@ def check(config: Config) -> CheckResult:
 def _trace(result: CheckResult, build: Callable[..., Any]) -> None:
     """Fill in the result from a model made by `build`."""
     changed, poptorch = result.config, load_poptorch("ipu-emulated")
-    model = to_precision(build(changed, changed.model.vocab or derived.tokenizer_vocab(changed.data.tokenizer)), changed)
+    model = to_precision(build(changed, expected_vocab(changed)), changed)
     pair = make_options(_portable(changed), poptorch)
     step = PopTrainStep(model, poptorch)
     optimizer = make_optimizer(model, changed, poptorch)
@@ -141,8 +142,9 @@ def _batches(config: Config) -> Tuple[Tuple[torch.Tensor, ...], Tuple[torch.Tens
     """Whole tensors of a training and of an evaluation call, shapes only."""
     rows = config.batch.global_batch * config.batch.device_iterations
     eval_rows = config.batch.micro * config.batch.replicas * eval_device_iterations(config)
-    both = [torch.empty(count, config.model.seq, dtype=torch.int32, device="meta") for count in (rows, eval_rows)]
-    return (both[0], both[0]), (both[1], both[1])
+    train, evaluation = (tuple(torch.from_numpy(array).to("meta") for array in blank_batch(config, count)) for count in
+                         (rows, eval_rows))
+    return train, evaluation
 
 
 @contextmanager

@@ -10,11 +10,10 @@ import torch
 from torch import nn
 
 from ipu_lean.config import Config
-from ipu_lean.data import TrainBatches
 from ipu_lean.errors import ConfigError
 from ipu_lean.models import TrainStep, build_model
 from ipu_lean.parity.trace import Start, Tensors
-from ipu_lean.train import corpus
+from ipu_lean.train.tasks import open_task
 
 # Share of the whole gradient's norm below which a float64 gradient is rounding noise (2e-16 an operation, thousands of them).
 NOISE = 1e-11
@@ -31,21 +30,18 @@ def make_start(
     Raises: ConfigError for dropout, whose masks are not the same on two devices, and for a corpus that is too short.
     """
     check_comparable(config)
-    prepared = corpus.obtain(config, None, progress)
-    vocab = config.model.vocab or prepared.vocab
-    model = build_model(config, vocab)
+    task = open_task(config, progress)
+    model = build_model(config, task.vocab)
     awake = copy.deepcopy(model)
     drawn = draw_zeros(awake, config.seed)
-    source = TrainBatches.create(
-        prepared.train, config.model.seq, config.batch.global_batch, seed=config.seed, shuffle=config.data.shuffle
-    )
+    source = task.train_batches()
     batches = [source.next() for _ in range(updates)]
     tokens = torch.from_numpy(np.stack([batch[0] for batch in batches]))
     labels = torch.from_numpy(np.stack([batch[1] for batch in batches]))
     micro = config.batch.micro
     zero = zero_gradients(awake, tokens[0, :micro], labels[0, :micro])
     weights = weights_of(model if as_initialised else awake)
-    return Start(weights, tokens, labels, [] if as_initialised else drawn, zero, vocab)
+    return Start(weights, tokens, labels, [] if as_initialised else drawn, zero, task.vocab)
 
 
 def check_comparable(config: Config) -> None:

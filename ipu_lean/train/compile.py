@@ -5,11 +5,10 @@ from __future__ import annotations
 import time
 from typing import Any, Callable, Dict
 
-import torch
-
-from ipu_lean.config import Config, Loaded, config_hash, derived, require_device
+from ipu_lean.config import Config, Loaded, config_hash, require_device
 from ipu_lean.config.checks import check
 from ipu_lean.config.layout import IPU_DEVICES
+from ipu_lean.data import blank_batch, expected_vocab
 from ipu_lean.errors import ConfigError
 from ipu_lean.models import build_model
 from ipu_lean.optim import build_schedule
@@ -64,12 +63,11 @@ def _compiled(config: Config, say: Callable[[str], None]) -> Any:
     """The engine, with its training program compiled for one call's batch."""
     from ipu_lean.train.engines.poptorch_engine import PopTorchEngine
 
-    model = build_model(config, config.model.vocab or derived.tokenizer_vocab(config.data.tokenizer))
+    model = build_model(config, expected_vocab(config))
     engine = PopTorchEngine(model, config, build_schedule(config), say=say)
     rows = config.batch.global_batch * config.batch.device_iterations
-    batch = torch.zeros(rows, config.model.seq, dtype=torch.int32).numpy()
     try:
-        engine.compile((batch, batch))
+        engine.compile(blank_batch(config, rows))
     except BaseException:
         engine.close()
         raise

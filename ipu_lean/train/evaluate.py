@@ -1,21 +1,20 @@
-"""Loss, accuracy and perplexity over whole validation sets: every token is a label exactly once, whatever the batch shape."""
+"""Loss, accuracy and perplexity over whole validation sets: every label counts exactly once, whatever the batch shape."""
 
 from __future__ import annotations
 
 import math
-from typing import Any, Dict, Iterator, List, Mapping, Optional
+from typing import Any, Dict, Iterator, List, Optional
 
 import numpy as np
 
-from ipu_lean.config import Config
-from ipu_lean.data import IGNORED, TokenFile, eval_batches
 from ipu_lean.train.engines.protocol import Batch, Engine
+from ipu_lean.train.tasks import Task
 from ipu_lean.train.world import World
 
 Metrics = Dict[str, Any]
 
 
-def evaluate_set(engine: Engine, tokens: TokenFile, config: Config, world: World, limit: Optional[int] = None) -> Metrics:
+def evaluate_set(engine: Engine, task: Task, name: str, world: World, limit: Optional[int] = None) -> Metrics:
     """{loss, accuracy, perplexity, tokens} of one set.
 
     Calls (of `engine.eval_micro_batches` micro-batches) are dealt to the processes in turn; a process that gets none in the last
@@ -24,10 +23,10 @@ def evaluate_set(engine: Engine, tokens: TokenFile, config: Config, world: World
     Args:
         limit: global batches read at most; None reads everything.
     """
-    empty = _empty(config, engine.eval_micro_batches)
+    empty = task.blank(task.config.batch.micro * engine.eval_micro_batches)
     total = np.zeros(3)
     mine, seen = None, 0
-    for index, batch in enumerate(_calls(tokens, config, limit, engine.eval_micro_batches)):
+    for index, batch in enumerate(_calls(task, name, limit, engine.eval_micro_batches)):
         seen = index + 1
         if index % world.size == world.rank:
             mine = batch
@@ -40,32 +39,27 @@ def evaluate_set(engine: Engine, tokens: TokenFile, config: Config, world: World
     return summarise(loss_sum, correct, counted)
 
 
-def _empty(config: Config, micro_batches: int) -> Batch:
-    """Rows whose labels count nothing."""
-    shape = (config.batch.micro * micro_batches, config.model.seq)
-    return np.zeros(shape, np.int32), np.full(shape, IGNORED, np.int32)
-
-
-def _calls(tokens: TokenFile, config: Config, limit: Optional[int], size: int) -> Iterator[Batch]:
+def _calls(task: Task, name: str, limit: Optional[int], size: int) -> Iterator[Batch]:
     """The set in calls of `size` micro-batches, the last one filled up with rows that count nothing. What is counted depends on
     the global batch only, not on the device.
     """
-    micro = config.batch.micro
-    wanted = None if limit is None else limit * config.batch.accumulation * config.batch.replicas
+    batch_config = task.config.batch
+    micro = batch_config.micro
+    wanted = None if limit is None else limit * batch_config.accumulation * batch_config.replicas
     held: List[Batch] = []
-    for batch in eval_batches(tokens, config.model.seq, micro, wanted):
+    for batch in task.eval_batches(name, micro, wanted):
         held.append(batch)
         if len(held) == size:
             yield _joined(held)
             held = []
     if held:
-        yield _joined([*held, _empty(config, size - len(held))])
+        yield _joined([*held, task.blank(micro * (size - len(held)))])
 
 
 def _joined(batches: List[Batch]) -> Batch:
     if len(batches) == 1:
         return batches[0]
-    return np.concatenate([tokens for tokens, _ in batches]), np.concatenate([labels for _, labels in batches])
+    return np.concatenate([inputs for inputs, _ in batches]), np.concatenate([labels for _, labels in batches])
 
 
 def summarise(loss_sum: float, correct: float, tokens: float) -> Metrics:
@@ -75,6 +69,7 @@ def summarise(loss_sum: float, correct: float, tokens: float) -> Metrics:
     return {"loss": loss, "accuracy": correct / tokens if tokens else math.nan, "perplexity": perplexity, "tokens": int(tokens)}
 
 
-def evaluate_all(engine: Engine, sets: Mapping[str, TokenFile], config: Config, world: World) -> Dict[str, Metrics]:
-    """`evaluate_set` for each named set, in order, reading `train.eval_batches` global batches of each."""
-    return {name: evaluate_set(engine, tokens, config, world, config.train.eval_batches) for name, tokens in sets.items()}
+def evaluate_all(engine: Engine, task: Task, world: World) -> Dict[str, Metrics]:
+    """`evaluate_set` for each validation set, in order, reading `train.eval_batches` global batches of each."""
+    limit = task.config.train.eval_batches
+    return {name: evaluate_set(engine, task, name, world, limit) for name in task.validation_names}

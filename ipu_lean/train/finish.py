@@ -57,7 +57,7 @@ def sample_text(loop: TrainLoop, weights: Any) -> str:
     if weights is not None:
         model = build_model(on_host(config), session.vocab)
         model.load_state_dict(weights)
-    sample, tokenizer = config.train.sample, session.prepared.tokenizer
+    sample, tokenizer = config.train.sample, session.task.tokenizer
     ids = generate_ids(
         model,
         [prompt_ids(tokenizer, sample.prompt)],

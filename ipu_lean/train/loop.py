@@ -18,7 +18,6 @@ from ipu_lean.errors import IpuLeanError, RunError
 from ipu_lean.mup import roles_to_json
 from ipu_lean.train import rng
 from ipu_lean.train.banner import flat, versions
-from ipu_lean.train.corpus import fingerprint
 from ipu_lean.train.engines.protocol import Batch, DeviceFailure, StepResult
 from ipu_lean.train.evaluate import evaluate_all
 from ipu_lean.train.progress import Speed
@@ -105,7 +104,7 @@ class TrainLoop:
         stop = stop and self.step % self.config.batch.device_iterations == 0
         last = self.step >= train.steps
         improved = False
-        if self.session.validation and (last or (train.eval_every and self.step % train.eval_every == 0)):
+        if self.session.task.validation_names and (last or (train.eval_every and self.step % train.eval_every == 0)):
             improved = self.evaluate()
         if last or stop or improved or self.step % train.save_every == 0:
             self.save()
@@ -114,7 +113,7 @@ class TrainLoop:
     def evaluate(self) -> bool:
         """Evaluate every set; True if the first one's loss is the lowest so far and that checkpoint is wanted."""
         session = self.session
-        self.evaluated = evaluate_all(session.engine, session.validation, self.config, session.world)
+        self.evaluated = evaluate_all(session.engine, session.task, session.world)
         for name, metrics in self.evaluated.items():
             if session.world.first:
                 session.report.evaluation(self.step, self.config.train.steps, name, metrics)
@@ -145,8 +144,10 @@ class TrainLoop:
     def _write(self, model: Any, optimizer: Any, states: Any) -> None:
         """The checkpoint's files, and which of the older ones stay."""
         session, train = self.session, self.config.train
-        roles, tokenizer = roles_to_json(session.model.roles), session.prepared.tokenizer
-        session.store.write(self.step, Snapshot(model, optimizer, self.trainer_state(states), roles, tokenizer.save))
+        tokenizer = session.task.tokenizer
+        save = None if tokenizer is None else tokenizer.save
+        roles = roles_to_json(session.model.roles)
+        session.store.write(self.step, Snapshot(model, optimizer, self.trainer_state(states), roles, save))
         best = self.best["step"] if self.best is not None and train.keep_best else None
         if best == self.step:
             session.store.mark_best(best)
@@ -162,7 +163,7 @@ class TrainLoop:
             "best": self.best,
             "engine": session.engine.state_dict(),
             "data": session.batches.state_dict(),
-            "corpus": fingerprint(session.prepared),
+            "corpus": session.task.fingerprint(),
             "vocab": session.vocab,
             "world": session.world.size,
             "config_hash": config_hash(self.config),

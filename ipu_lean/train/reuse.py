@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.util
 import sys
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Dict, List, Optional, Sequence
 
@@ -13,10 +13,9 @@ import torch
 from torch import nn
 
 from ipu_lean.config import Config, config_hash, load, load_config, require_device
-from ipu_lean.data import TokenFile, Tokenizer, load_tokenizer, prepare
+from ipu_lean.data import Tokenizer, load_tokenizer, prepare
 from ipu_lean.errors import CheckpointError, ConfigError
 from ipu_lean.models import build_model
-from ipu_lean.train import corpus
 from ipu_lean.train import snapshot as snapshots
 from ipu_lean.train.banner import flat
 from ipu_lean.train.checkpoint import CheckpointStore
@@ -29,6 +28,7 @@ from ipu_lean.train.precision import check_precision
 from ipu_lean.train.progress import Reporter
 from ipu_lean.train.resume import covers, differing
 from ipu_lean.train.runs import RunDirectory, make_summary
+from ipu_lean.train.tasks import Task, TextTask, open_task
 from ipu_lean.train.world import World
 
 Summary = Dict[str, Any]
@@ -135,12 +135,12 @@ def run_eval(
     report = report or Reporter("plain")
     used = open_run(run_dir, checkpoint, report, overrides)
     config = used.config
-    sets = _validation_sets(used) if data is None else {"data": _other_corpus(used, data)}
+    task = _own_data(used) if data is None else _other_corpus(used, data)
     engine = make_engine(used.model, config, used.world, report.line, train=False)
     step = int(used.trainer["step"])
     metrics = {}
-    for name, tokens in sets.items():
-        metrics[name] = evaluate_set(engine, tokens, config, used.world, config.train.eval_batches)
+    for name in task.validation_names:
+        metrics[name] = evaluate_set(engine, task, name, used.world, config.train.eval_batches)
         report.evaluation(step, config.train.steps, name, metrics[name])
     engine.close()
     place = used.run.path / "eval.json"
@@ -165,15 +165,15 @@ def _here(device: str) -> bool:
     return device != "gpu" or torch.cuda.is_available()
 
 
-def _validation_sets(used: Loaded) -> Dict[str, TokenFile]:
-    sets = corpus.obtain(used.config, used.run.data).validation
-    if not sets:
+def _own_data(used: Loaded) -> Task:
+    task = open_task(used.config, record=used.run.data)
+    if not task.validation_names:
         raise ConfigError("this run has no validation set", key="data.validation", suggestion="name a corpus with --data")
-    return sets
+    return task
 
 
-def _other_corpus(used: Loaded, source: str) -> TokenFile:
-    """All tokens of another corpus, encoded as the run encodes."""
+def _other_corpus(used: Loaded, source: str) -> Task:
+    """All tokens of another corpus, encoded as the run encodes, as the set `data`."""
     tokenizer = used.config.data.tokenizer
     if tokenizer.kind != "bytes":
         tokenizer = tokenizer.model_copy(update={"path": str(used.source / "tokenizer"), "vocab": None})
@@ -181,11 +181,12 @@ def _other_corpus(used: Loaded, source: str) -> TokenFile:
     # An evaluation pads, so that a text shorter than the context will do: two tokens, one to see and one to predict.
     short = used.config.model.model_copy(update={"seq": 1})
     try:
-        return prepare(used.config.model_copy(update={"data": data, "model": short})).train
+        prepared = prepare(used.config.model_copy(update={"data": data, "model": short}))
     except ConfigError as error:
         if error.key is not None:
             error.key = "--data"
         raise
+    return TextTask(used.config, replace(prepared, validation={"data": prepared.train}))
 
 
 def run_generate(

@@ -9,10 +9,9 @@ from typing import Any, Callable, Dict, Optional
 import torch
 
 from ipu_lean.config import Config
-from ipu_lean.data import Prepared, TokenFile, TrainBatches
 from ipu_lean.errors import CheckpointError, ConfigError
 from ipu_lean.models import build_model
-from ipu_lean.train import corpus, rng
+from ipu_lean.train import rng
 from ipu_lean.train import snapshot as snapshots
 from ipu_lean.train.banner import banner, flat, versions
 from ipu_lean.train.checkpoint import CheckpointStore
@@ -24,6 +23,7 @@ from ipu_lean.train.progress import Reporter
 from ipu_lean.train.resume import unsafe
 from ipu_lean.train.runs import RunDirectory
 from ipu_lean.train.signals import StopSignal
+from ipu_lean.train.tasks import Task, open_task
 from ipu_lean.train.world import World
 
 
@@ -34,7 +34,7 @@ class Session:
         self.config, self.report, self.stop = config, report, stop
         self.world = World()
         self.run: Optional[RunDirectory] = None
-        self.prepared: Optional[Prepared] = None
+        self.task: Optional[Task] = None
         self.model: Any = None
         self.log: Any = None
         self.trainer: Optional[Dict[str, Any]] = None
@@ -49,14 +49,9 @@ class Session:
         if self.config.train.threads is not None:
             torch.set_num_threads(self.config.train.threads)
         record = None if self.run is None else self.run.data
-        self.prepared = corpus.obtain(self.config, record, self.report.preparing)
-        self.vocab = self.config.model.vocab or self.prepared.vocab
+        self.task = open_task(self.config, self.report.preparing, record)
+        self.vocab = self.task.vocab
         self.model = build_model(self.config, self.vocab)
-
-    @property
-    def validation(self) -> Dict[str, TokenFile]:
-        """Validation sets by name."""
-        return self.prepared.validation
 
     def open(self, world: World) -> None:
         """Join the others: agree on the run directory and on the checkpoint to go on from, wrap the model, restore.
@@ -67,13 +62,7 @@ class Session:
         self.run = self.run or RunDirectory.open(path)
         self.prepare()
         self.store = CheckpointStore(self.run.checkpoints, self.report.warn)
-        self.batches = TrainBatches.create(
-            self.prepared.train,
-            self.config.model.seq,
-            self.config.batch.global_batch,
-            seed=self.config.seed,
-            shuffle=self.config.data.shuffle,
-        )
+        self.batches = self.task.train_batches()
         source = self._checkpoint()
         snapshot = None if source is None else snapshots.read(source)
         if snapshot is not None:
@@ -88,7 +77,7 @@ class Session:
         if world.first:
             self.accepted()
             if not self.run.data.exists():
-                corpus.note(self.prepared, self.run.data)
+                self.task.note(self.run.data)
             self.log = MetricsLog(self.run, self.config, 0 if self.trainer is None else self.trainer["step"])
             for name, text in self.engine.describe().items():
                 write_atomic(self.run.path / name, text)
@@ -112,9 +101,9 @@ class Session:
                 value=flat(self.config).get(key),
                 suggestion="put it back, or start a new run",
             )
-        if trainer["corpus"] != corpus.fingerprint(self.prepared):
+        if trainer["corpus"] != self.task.fingerprint():
             raise CheckpointError(
-                "the checkpoint was trained on another text (or another split of it) than this run directory names."
+                "the checkpoint was trained on other data (or another split of it) than this run directory names."
             )
         before = trainer["config"]["device"]
         if before != self.config.device and self.world.first:

@@ -11,9 +11,11 @@ import pytest
 import torch
 
 from ipu_lean.config import Config
-from ipu_lean.data import TokenFile
+from ipu_lean.data import Prepared, TokenFile
+from ipu_lean.data.tokenizers import ByteTokenizer
 from ipu_lean.train.engines import TorchEngine
 from ipu_lean.train.evaluate import evaluate_all, evaluate_set, summarise
+from ipu_lean.train.tasks import TextTask
 from ipu_lean.train.world import World
 from tests.train.helpers import tiny_config
 from tests.train.toys import ToyModel, ToyStep
@@ -30,12 +32,16 @@ def config_of(folder: Path, micro: int, seq: int, **train: Any) -> Config:
     return tiny_config(folder, batch={"micro": micro, "accumulation": 2}, model={"seq": seq}, train=train)
 
 
+def task_of(config: Config, **sets: TokenFile) -> TextTask:
+    return TextTask(config, Prepared(Path("nowhere"), {}, ByteTokenizer(), next(iter(sets.values())), sets))
+
+
 @pytest.mark.parametrize("count", [2, 17, 64, 161, 250])
 @pytest.mark.parametrize("micro, seq", [(1, 16), (3, 8), (5, 16)])
 def test_equals_a_plain_loop_over_the_text(tmp_path: Path, count: int, micro: int, seq: int) -> None:
     tokens = token_file(tmp_path / "t.u16", count)
     engine = TorchEngine(ToyStep(ToyModel()), None, None, config_of(tmp_path, micro, seq))
-    found = evaluate_set(engine, tokens, engine.config, World())
+    found = evaluate_set(engine, task_of(engine.config, valid=tokens), "valid", World())
     text = torch.from_numpy(tokens.read(0, count)).long()
     with torch.no_grad():
         logits = ToyModel()(text[:-1]).double()  # this model looks at one token at a time, so windows do not matter
@@ -50,7 +56,7 @@ def test_limit_is_in_global_batches(tmp_path: Path) -> None:
     tokens = token_file(tmp_path / "t.u16", 1000)
     config = config_of(tmp_path, 3, 8, eval_batches=2)
     engine = TorchEngine(ToyStep(ToyModel()), None, None, config)
-    found = evaluate_all(engine, {"one": tokens, "two": tokens}, config, World())
+    found = evaluate_all(engine, task_of(config, one=tokens, two=tokens), World())
     assert list(found) == ["one", "two"] and found["one"] == found["two"] and found["one"]["tokens"] == 2 * 6 * 8
 
 
@@ -77,9 +83,9 @@ def test_processes_share_the_batches_and_make_equally_many_calls(tmp_path: Path,
             return original(batch)
 
         engine.eval_step = counted
-        evaluate_set(engine, tokens, config, Alone(rank, size))
+        evaluate_set(engine, task_of(config, valid=tokens), "valid", Alone(rank, size))
     engine.eval_step = original
-    whole = evaluate_set(engine, tokens, config, World())
+    whole = evaluate_set(engine, task_of(config, valid=tokens), "valid", World())
     assert len(set(calls)) == 1
     assert totals[2] == whole["tokens"] and totals[0] / totals[2] == pytest.approx(whole["loss"], rel=1e-9)
 

@@ -34,7 +34,7 @@ def test_best_is_the_first_sets_lowest_finite_loss(tmp_path: Path, monkeypatch: 
         report=Reporter("none"),
         log=log,
         engine=None,
-        validation={},
+        task=None,
     )
     run = loop.TrainLoop(session)
     wanted, best = [], []

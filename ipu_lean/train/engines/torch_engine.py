@@ -15,6 +15,7 @@ import torch
 from torch import nn
 
 from ipu_lean.config import Config
+from ipu_lean.data import blank_batch
 from ipu_lean.errors import RunError
 from ipu_lean.optim import Schedule, apply_schedule
 from ipu_lean.train import gradients
@@ -67,8 +68,8 @@ class TorchEngine:
         """One pass that trains nothing. DDP lays its buckets out anew after its first backward pass, which changes the order in
         which gradients are added: without this, a resumed run's first step would round unlike the same step of an uninterrupted
         run."""
-        shape = (self.config.batch.micro, self.config.model.seq)
-        loss, _ = self.wrapped(*self._tensors((np.zeros(shape, np.int32), np.zeros(shape, np.int32))))
+        inputs, labels = blank_batch(self.config, self.config.batch.micro)
+        loss, _ = self.wrapped(*self._tensors((inputs, np.zeros_like(labels))))
         loss.backward()
         self.optimizer.zero_grad(set_to_none=True)
 
