@@ -1,6 +1,8 @@
 """The whole configuration: one frozen object that every room reads."""
 
-from typing import Literal
+from typing import Literal, Optional
+
+from pydantic import Field
 
 from ipu_lean.config.batch import BatchConfig
 from ipu_lean.config.data import DataConfig
@@ -12,6 +14,7 @@ from ipu_lean.config.mup import MupConfig
 from ipu_lean.config.optimizer import OptimizerConfig
 from ipu_lean.config.schedule import ScheduleConfig
 from ipu_lean.config.section import Section, section, setting
+from ipu_lean.config.sweep import SweepConfig
 from ipu_lean.config.train import TrainConfig
 
 
@@ -38,3 +41,4 @@ class Config(Section):
     train: TrainConfig = section(TrainConfig, "How long, how often measured and saved.")
     ipu: IpuConfig = section(IpuConfig, "Placement on IPUs.")
     logging: LoggingConfig = section(LoggingConfig, "Where the numbers go.")
+    sweep: Optional[SweepConfig] = Field(None, description="Which trials `ipu-lean sweep` runs; other commands do not read it.")

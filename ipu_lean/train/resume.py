@@ -28,6 +28,7 @@ SAFE = (
     "data.cache",
     "device",
     "ipu.",
+    "sweep",
 )
 """Keys, and sections with a final dot, that a resumed run may change. Devices compute the same, up to rounding."""
 
