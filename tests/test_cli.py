@@ -87,7 +87,7 @@ MISTAKES = [
     (2, "pairs", ["model.heads=16"]),
     (2, "even", ["model.stack.order=aaff"]),
     (2, "no beta", ["model.stack.beta=0.5"]),
-    (2, "one of additive", ["model.stack.coupling=momentum"]),
+    (2, "one of additive", ["model.stack.coupling=impulse"]),
     (2, "inverted", ["model.stack.kind=residual", "memory.engine=invert"]),
     (2, "needs a base", ["mup.base_width=null"]),
     (2, "no such file", ["mup.base=gone.yaml", "mup.base_width=null"]),

@@ -5,11 +5,50 @@ from __future__ import annotations
 from typing import Optional
 
 from ipu_lean.config.data import TokenizerConfig
-from ipu_lean.config.model import ModelConfig
+from ipu_lean.config.model import ModelConfig, StackConfig
 from ipu_lean.config.root import Config
 
 BYTES_VOCAB = 257  # 256 bytes and the end-of-text token
 TRAINED_VOCAB = 4096
+
+
+def stack_input(stack: StackConfig) -> str:
+    """model.stack.input with `auto` resolved: the momentum network begins without velocity."""
+    if stack.input != "auto":
+        return stack.input
+    return "zeros" if stack.coupling == "momentum" else "duplicate"
+
+
+def stack_output(stack: StackConfig) -> str:
+    """model.stack.output with `auto` resolved: what holds the input and all branches about equally."""
+    if stack.output != "auto":
+        return stack.output
+    if stack_input(stack) == "split":
+        return "concat"
+    if stack.coupling in ("momentum", "modified-momentum"):
+        return "x"
+    if stack.coupling == "additive":
+        return "sum-minus-input" if stack_input(stack) == "duplicate" else "sum"
+    return "mean"
+
+
+def beta(stack: StackConfig) -> Optional[float]:
+    """model.stack.beta: 0.9 unless given; None for couplings that have none."""
+    if stack.coupling not in ("momentum", "modified-momentum"):
+        return None
+    return 0.9 if stack.beta is None else stack.beta
+
+
+def stack_width(model: ModelConfig) -> int:
+    """Features of what a branch reads and writes: half of the width if the embedding is split into the two streams."""
+    halved = model.stack.kind == "reversible" and stack_input(model.stack) == "split"
+    return model.width // 2 if halved else model.width
+
+
+def hidden_width(model: ModelConfig) -> int:
+    """Features that leave the stack, for the final norm and the readout."""
+    concat = model.stack.kind == "reversible" and stack_output(model.stack) == "concat"
+    return 2 * stack_width(model) if concat else stack_width(model)
 
 
 def heads(model: ModelConfig) -> int:
@@ -17,18 +56,18 @@ def heads(model: ModelConfig) -> int:
     if model.heads is not None:
         return model.heads
     if model.head_size is not None:
-        return model.width // model.head_size
-    return max(1, model.width // 64)
+        return stack_width(model) // model.head_size
+    return max(1, stack_width(model) // 64)
 
 
 def head_size(model: ModelConfig) -> int:
     """Features of one attention head."""
-    return model.head_size if model.head_size is not None else model.width // heads(model)
+    return model.head_size if model.head_size is not None else stack_width(model) // heads(model)
 
 
 def ffn_width(model: ModelConfig) -> int:
     """Features inside the feed-forward."""
-    return model.ffn_width if model.ffn_width is not None else int(round(model.ffn_ratio * model.width))
+    return model.ffn_width if model.ffn_width is not None else int(round(model.ffn_ratio * stack_width(model)))
 
 
 def visits(model: ModelConfig) -> int:

@@ -13,21 +13,51 @@ class StackConfig(Section):
         "`residual`: h + f(h), as in GPT-2. `reversible`: two streams updated in turn (RevNet, Gomez et al. 2017), so that the "
         "inputs of each layer can be computed from its outputs and need not be kept.",
     )
-    coupling: Literal["additive"] = setting(
-        "additive", "How a branch enters a stream: `additive` is (a, b) -> (b, a + f(b)). Only reversible stacks have one."
+    coupling: Literal["additive", "momentum", "modified-momentum", "mean", "affine"] = setting(
+        "additive",
+        "How a branch f enters the streams; only reversible stacks have one. `additive`: (a, b) -> (b, a + f(b)). `momentum`: "
+        "v' = beta v + (1 - beta) f(x), x' = x + v' (Sander et al. 2021). `modified-momentum`: the same in revlib's coordinates. "
+        "`mean`: (a, b) -> (b, (i a + f(b)) / (i + 1)). `affine`: (a, b) -> (b, sigmoid(s + 2) a + t), and each branch has a "
+        "second matrix for s. docs/reversible.md has the formulas and how well each can be undone.",
     )
     order: Literal["attn-ffn", "aaff"] = setting(
         "attn-ffn",
         "`attn-ffn`: attention feeds one stream and the feed-forward the other, as in Reformer. `aaff`: two layers make one "
         "block of attention, attention, feed-forward, feed-forward, so that each stream receives both kinds (even depth only).",
     )
-    input: Literal["duplicate"] = setting("duplicate", "How the embedding enters the two streams: `duplicate` gives each a copy.")
-    output: Literal["x", "y", "sum", "sum-minus-input", "mean"] = setting(
-        "sum-minus-input",
-        "How the two streams leave: one of them, their sum, their mean, or their sum minus the embedding (which both streams "
-        "began with; the result then holds it once, beside the sum of all branches, as in lean_transformer).",
+    input: Literal["auto", "duplicate", "zeros", "zeros-read", "split"] = setting(
+        "auto",
+        "How the embedding enters the two streams. `duplicate`: both are copies of it. `zeros`: the first branch reads it, and "
+        "the other stream begins with zeros. `zeros-read`: the other way round, so that the first branch reads zeros (badly "
+        "conditioned). `split`: each stream gets half of the features. `auto`: zeros for momentum (no velocity), else duplicate.",
     )
-    beta: Optional[float] = setting(None, "The decay of couplings that have one; the additive coupling has none.")
+    output: Literal["auto", "x", "y", "sum", "sum-minus-input", "mean", "concat", "gate", "gate-channels"] = setting(
+        "auto",
+        "How the two streams leave: one of them, their sum, their mean, their sum minus the embedding (which both began with; "
+        "the result then holds it once, beside the sum of all branches, as in lean_transformer), both side by side (twice the "
+        "width for norm and readout, unless `input: split`), or g x + (1 - g) y with one learned g or one for each feature. "
+        "`auto`: sum-minus-input for additive streams that began as duplicates, concat for split ones, x for the momentum forms, "
+        "else sum for additive and mean for the rest.",
+    )
+    beta: Optional[float] = setting(
+        None, "The decay of the momentum forms, between 0 and 1; 0.9 unless given. Undoing n half-steps costs a factor beta^-n."
+    )
+    index: Literal["stream", "global"] = setting(
+        "stream",
+        "What `coupling: mean` counts: what a stream has received so far (a true mean), or all half-steps (a decaying average).",
+    )
+    exact: bool = setting(
+        False,
+        "Round the embedding and every branch's output to multiples of 2^-exact_bits before they are added (additive coupling "
+        "only): inverting a float32 stream is then exact at any depth. Changes what is computed, by half a step of the grid.",
+    )
+    exact_bits: int = setting(
+        14,
+        "Binary digits after the point of `exact` streams; sums are exact while streams stay below 2^(24 - exact_bits), which is "
+        "checked.",
+        ge=1,
+        le=22,
+    )
 
 
 class ModelConfig(Section):

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from ipu_lean.config import derived
-from ipu_lean.config.model import ModelConfig, StackConfig
+from ipu_lean.config.model import ModelConfig
+from ipu_lean.config.stack_rules import check_stack
 from ipu_lean.errors import ConfigError
 
 
@@ -15,7 +16,7 @@ def check_model(model: ModelConfig, where: str) -> None:
     if model.positions == "sinusoidal" and model.width % 2:
         raise ConfigError("sinusoidal positions need an even width", key=f"{where}.width", value=model.width)
     _groups(model, where)
-    _stack(model.stack, model, where)
+    check_stack(model, where)
 
 
 def _heads(model: ModelConfig, where: str) -> None:
@@ -26,19 +27,21 @@ def _heads(model: ModelConfig, where: str) -> None:
             value=model.head_size,
             suggestion="remove one of the two",
         )
-    if model.head_size is not None and model.width % model.head_size:
+    width = derived.stack_width(model)
+    half = "" if width == model.width else "half of "
+    if model.head_size is not None and width % model.head_size:
         raise ConfigError(
-            f"this must divide {where}.width, which is {model.width}",
+            f"this must divide {half}{where}.width, which is {width}",
             key=f"{where}.head_size",
             value=model.head_size,
-            suggestion=f"use {_divisor(model.width, model.head_size)}",
+            suggestion=f"use {_divisor(width, model.head_size)}",
         )
     heads = derived.heads(model)
-    if model.width % heads:
-        rule = f"this must divide {where}.width, which is {model.width}"
+    if width % heads:
+        rule = f"this must divide {half}{where}.width, which is {width}"
         if model.heads is None:
-            rule = f"unset, this is width // 64 = {heads}, which does not divide {where}.width = {model.width}"
-        raise ConfigError(rule, key=f"{where}.heads", value=model.heads, suggestion=f"use {_divisor(model.width, heads)}")
+            rule = f"unset, this is {half}width // 64 = {heads}, which does not divide {half}{where}.width = {width}"
+        raise ConfigError(rule, key=f"{where}.heads", value=model.heads, suggestion=f"use {_divisor(width, heads)}")
     if model.positions == "rotary" and derived.head_size(model) % 2:
         raise ConfigError(
             f"rotary positions turn features in pairs, but a head has {derived.head_size(model)} of them",
@@ -65,25 +68,4 @@ def _groups(model: ModelConfig, where: str) -> None:
             key=f"{where}.num_hidden_groups",
             value=model.num_hidden_groups,
             suggestion=f"use at most {derived.visits(model)}",
-        )
-
-
-def _stack(stack: StackConfig, model: ModelConfig, where: str) -> None:
-    if stack.beta is not None:
-        raise ConfigError(
-            "the additive coupling has no beta", key=f"{where}.stack.beta", value=stack.beta, suggestion="remove it"
-        )
-    if stack.order == "aaff" and (model.depth % 2 or model.num_inner_groups > 1 and model.num_inner_groups % 2):
-        raise ConfigError(
-            "order aaff joins two layers in a block, so depth (and the layers of a group) must be even",
-            key=f"{where}.depth",
-            value=model.depth,
-            suggestion="use an even depth, or order attn-ffn",
-        )
-    if stack.kind == "residual" and stack.output != "sum-minus-input":
-        raise ConfigError(
-            "a residual stack has one stream, so there is nothing to choose",
-            key=f"{where}.stack.output",
-            value=stack.output,
-            suggestion="remove it",
         )

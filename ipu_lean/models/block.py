@@ -9,24 +9,35 @@ from torch import nn
 
 from ipu_lean.errors import ConfigError
 from ipu_lean.models.spec import GPTSpec
-from ipu_lean.nn import CausalSelfAttention, FeedForward, KVCache, Rotary, make_norm
-from ipu_lean.reversible import ResidualBlock, ReversibleBlock
+from ipu_lean.nn import CausalSelfAttention, FCLayer, FeedForward, KVCache, Rotary, make_norm
+from ipu_lean.reversible import ResidualBlock, ReversibleBlock, make_coupling
 
 
 class Branch(nn.Module):
-    """x -> branch_mult * norm_after(f(norm_before(x))): what is added to the residual stream. norm_after only with `sandwich`."""
+    """x -> branch_mult * norm_after(f(norm_before(x))): what is added to the residual stream. norm_after only with `sandwich`.
+
+    For the affine coupling the result is twice as wide: branch_mult * scale(norm_before(x)), a linear map that starts at zero,
+    and then the above.
+    """
 
     def __init__(self, spec: GPTSpec) -> None:
         super().__init__()
-        self.norm = make_norm(spec.norm, spec.width, spec.norm_eps)
-        self.norm_after = make_norm(spec.norm, spec.width, spec.norm_eps) if spec.sandwich else None
+        width = spec.stack_width
+        self.norm = make_norm(spec.norm, width, spec.norm_eps)
+        self.norm_after = make_norm(spec.norm, width, spec.norm_eps) if spec.sandwich else None
+        self.scale: Optional[nn.Module] = None
+        if spec.stack == "reversible" and spec.coupling == "affine":
+            self.scale = FCLayer(
+                width, width, bias=spec.bias, init_scale=spec.init_scale, zero_init=True, mult=spec.branch_mult
+            )
         # After a norm the multiplier is the branch's; without one, the last linear layer takes it.
         self.mult, self.inner_mult = (spec.branch_mult, 1.0) if spec.sandwich else (1.0, spec.branch_mult)
 
-    def _finish(self, x: torch.Tensor) -> torch.Tensor:
+    def _finish(self, x: torch.Tensor, read: torch.Tensor) -> torch.Tensor:
         if self.norm_after is not None:
             x = self.norm_after(x)
-        return x if self.mult == 1.0 else x * self.mult
+        x = x if self.mult == 1.0 else x * self.mult
+        return x if self.scale is None else torch.cat((self.scale(read), x), -1)
 
 
 class AttentionBranch(Branch):
@@ -35,7 +46,7 @@ class AttentionBranch(Branch):
     def __init__(self, spec: GPTSpec, positions: Optional[Rotary]) -> None:
         super().__init__(spec)
         self.attention = CausalSelfAttention(
-            spec.width,
+            spec.stack_width,
             spec.heads,
             scale=spec.attention_scale,
             positions=positions,
@@ -50,7 +61,8 @@ class AttentionBranch(Branch):
 
     def forward(self, x: torch.Tensor, mask: Optional[torch.Tensor] = None, cache: Optional[KVCache] = None) -> torch.Tensor:
         """See `CausalSelfAttention` for mask and cache."""
-        return self._finish(self.attention(self.norm(x), mask, cache))
+        read = self.norm(x)
+        return self._finish(self.attention(read, mask, cache), read)
 
 
 class FeedForwardBranch(Branch):
@@ -59,7 +71,7 @@ class FeedForwardBranch(Branch):
     def __init__(self, spec: GPTSpec) -> None:
         super().__init__(spec)
         self.feed_forward = FeedForward(
-            spec.width,
+            spec.stack_width,
             spec.ffn_width,
             spec.activation,
             dropout=spec.dropout,
@@ -70,7 +82,8 @@ class FeedForwardBranch(Branch):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """x -> f(x)."""
-        return self._finish(self.feed_forward(self.norm(x)))
+        read = self.norm(x)
+        return self._finish(self.feed_forward(read), read)
 
 
 Layer = Tuple[AttentionBranch, FeedForwardBranch]
@@ -101,6 +114,7 @@ def make_blocks(spec: GPTSpec, layers: Sequence[Layer]) -> List[nn.Module]:
             value=spec.num_inner_groups,
             suggestion="use 2, or order attn-ffn",
         )
+    coupling = make_coupling(spec.coupling, spec.beta, spec.index, spec.exact_bits)
     made: Dict[Tuple[int, ...], nn.Module] = {}
     blocks = []
     for first in range(0, len(layers), per_block):
@@ -108,6 +122,6 @@ def make_blocks(spec: GPTSpec, layers: Sequence[Layer]) -> List[nn.Module]:
         key = tuple(id(attention) for attention, _ in group)
         if key not in made:
             branches = [attention for attention, _ in group] + [feed_forward for _, feed_forward in group]
-            made[key] = ResidualBlock(branches) if spec.stack == "residual" else ReversibleBlock(branches, coupling=spec.coupling)
+            made[key] = ResidualBlock(branches) if spec.stack == "residual" else ReversibleBlock(branches, coupling)
         blocks.append(made[key])
     return blocks

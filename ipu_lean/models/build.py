@@ -39,7 +39,7 @@ def build_meta(config: Config, vocab: Optional[int] = None) -> GPT:
 
 
 def _with_roles(model: GPT, config: Config, base_shapes: BaseShapes) -> GPT:
-    scaled = {name for name, _ in model.named_parameters() if name.startswith("layers.")}
+    scaled = {name for name, _ in model.named_parameters() if name.startswith("layers.blocks.")}
     model.roles = compute_roles(model, base_shapes, depth_scaled=scaled, depth_mult=derived.depth_mult(config))
     model.base_shapes = base_shapes
     attach_infshapes(model, base_shapes)

@@ -102,14 +102,16 @@ class GPT(nn.Module):
                 output=spec.stack_output,
                 engine=spec.engine,
                 checkpoint_every=spec.checkpoint_every,
+                width=spec.stack_width,
             )
-        self.norm = make_norm(spec.norm, spec.width, spec.norm_eps)
+        self.norm = make_norm(spec.norm, spec.hidden_width, spec.norm_eps)
         if spec.tied:
             self.readout: nn.Module = TiedReadout(self.embedding.token, spec.base_width, spec.output_mult)
         else:
-            std = spec.init_scale * (spec.base_width or spec.width) ** -0.5
+            base = spec.hidden_base
+            std = spec.init_scale * (base or spec.hidden_width) ** -0.5
             self.readout = PopReadout(
-                spec.width, spec.vocab, False, spec.base_width, spec.readout_zero_init, spec.output_mult, init_std=std
+                spec.hidden_width, spec.vocab, False, base, spec.readout_zero_init, spec.output_mult, init_std=std
             )
         self.loss_chunk, self.plain_loss = spec.loss_chunk, False
 
@@ -126,8 +128,29 @@ class GPT(nn.Module):
         return self.embedding(tokens, start)
 
     def stack(self, h: torch.Tensor, mask: Optional[torch.Tensor] = None, cache: Optional[KVCache] = None) -> torch.Tensor:
-        """`[batch, seq, width] -> [batch, seq, width]`: all layers. For mask and cache see `CausalSelfAttention`."""
+        """`[batch, seq, width] -> [batch, seq, width]`: all layers. For mask and cache see `CausalSelfAttention`.
+
+        With a concatenated or split stack the result has `spec.hidden_width` features, as has that of `hidden`.
+        """
         return self.layers(h, mask=mask, cache=cache)
+
+    def streams(self, h: torch.Tensor, mask: Optional[torch.Tensor] = None) -> Tuple[torch.Tensor, torch.Tensor]:
+        """Both streams `[batch, seq, stack_width]` after the last layer of a reversible stack, from what `embed` gives."""
+        return self._reversible().run(*self._reversible().enter(h), mask=mask)
+
+    def inverse(self, a: torch.Tensor, b: torch.Tensor, mask: Optional[torch.Tensor] = None) -> torch.Tensor:
+        """The embedded tokens `[batch, seq, width]` from both streams after the last layer: undoes `streams`, in eval mode.
+
+        Raises:
+            ConfigError: a residual stack cannot be undone.
+        """
+        stack = self._reversible()
+        return stack.left_behind(*stack.inverse(a, b, mask=mask))
+
+    def _reversible(self) -> ReversibleStack:
+        if not isinstance(self.layers, ReversibleStack):
+            raise ConfigError("only a reversible stack can be undone", key="model.stack.kind", value="residual")
+        return self.layers
 
     def hidden(self, tokens: torch.Tensor, mask: Optional[torch.Tensor] = None, cache: Optional[KVCache] = None) -> torch.Tensor:
         """Integers `[batch, seq]` -> `[batch, seq, width]`, after the final norm. With a cache, `tokens` continue it."""

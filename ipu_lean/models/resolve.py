@@ -69,8 +69,11 @@ def structure(model: ModelConfig, vocab: int) -> Dict[str, Any]:
         "stack": model.stack.kind,
         "coupling": model.stack.coupling,
         "order": model.stack.order,
-        "stack_input": model.stack.input,
-        "stack_output": model.stack.output,
+        "stack_input": derived.stack_input(model.stack),
+        "stack_output": derived.stack_output(model.stack),
+        "beta": derived.beta(model.stack),
+        "index": model.stack.index,
+        "exact_bits": model.stack.exact_bits if model.stack.exact else None,
     }
 
 

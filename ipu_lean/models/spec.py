@@ -14,6 +14,7 @@ class GPTSpec:
         base_width: width of the muP base, which the readout divides by; None: multiplier 1.
         attention_scale: multiplies the attention scores; None: 1 / sqrt(head size).
         branch_mult: multiplies the output of each attention and feed-forward (CompleteP's base depth / depth).
+        exact_bits: streams on a grid of 2^-exact_bits; None: not on a grid.
         groups: distinct groups of layers; visit i of depth / num_inner_groups runs group i * groups // visits. None: no sharing.
         embedding_std, init_scale, query_zero_init, readout_zero_init: initialisation, see `nn/`.
         embedding_mult, output_mult: multiply the embedded tokens and the logits.
@@ -45,6 +46,9 @@ class GPTSpec:
     order: str = "attn-ffn"
     stack_input: str = "duplicate"
     stack_output: str = "sum-minus-input"
+    beta: Optional[float] = None
+    index: str = "stream"
+    exact_bits: Optional[int] = None
     attention: str = "fused"
     base_width: Optional[int] = None
     attention_scale: Optional[float] = None
@@ -62,7 +66,22 @@ class GPTSpec:
     @property
     def head_size(self) -> int:
         """Features of one head."""
-        return self.width // self.heads
+        return self.stack_width // self.heads
+
+    @property
+    def stack_width(self) -> int:
+        """Features of what a branch reads and writes."""
+        return self.width // 2 if self.stack == "reversible" and self.stack_input == "split" else self.width
+
+    @property
+    def hidden_width(self) -> int:
+        """Features that leave the stack."""
+        return 2 * self.stack_width if self.stack == "reversible" and self.stack_output == "concat" else self.stack_width
+
+    @property
+    def hidden_base(self) -> Optional[int]:
+        """`hidden_width` of the muP base, which the readout divides by; None: multiplier 1."""
+        return None if self.base_width is None else self.hidden_width * self.base_width // self.width
 
     @property
     def visits(self) -> int:

@@ -35,6 +35,10 @@ class Coupling:
     widening = 1
     reads_second = True
 
+    def admit(self, x0: Tensor) -> Tensor:
+        """The stack's input as the streams may hold it."""
+        return x0
+
     def read(self, a: Tensor, b: Tensor, step: int) -> Tensor:
         """What the branch of this half-step reads; the couplings that swap read the stream that they do not write."""
         return b
@@ -210,14 +214,17 @@ COUPLINGS: Dict[str, Type[Coupling]] = {kind.name: kind for kind in (Additive, M
 DECAYING = tuple(name for name, kind in COUPLINGS.items() if issubclass(kind, _Decaying))
 
 
-def make_coupling(name: str, beta: Optional[float] = None, index: str = "stream") -> Coupling:
+def make_coupling(
+    name: str, beta: Optional[float] = None, index: str = "stream", exact_bits: Optional[int] = None
+) -> Coupling:
     """The coupling called `name`.
 
     Args:
         beta: the decay of those that have one; 0.9 unless given.
         index: what `mean` counts, `stream` or `global`.
+        exact_bits: streams on a grid of 2^-exact_bits, so that inverting is exact (exact.py); additive only.
     Raises:
-        ConfigError: there is no such coupling, or it has no beta (no index).
+        ConfigError: there is no such coupling, or it has no beta (no index, no exact form).
     """
     if name not in COUPLINGS:
         near = did_you_mean(name, COUPLINGS)
@@ -231,6 +238,17 @@ def make_coupling(name: str, beta: Optional[float] = None, index: str = "stream"
         raise ConfigError(f"the {name} coupling has no beta", key="model.stack.beta", value=beta, suggestion="remove it")
     if index != "stream" and name != "mean":
         raise ConfigError(f"the {name} coupling counts nothing", key="model.stack.index", value=index, suggestion="remove it")
+    if exact_bits is not None:
+        from .exact import ExactAdditive
+
+        if name != "additive":
+            raise ConfigError(
+                f"sums on a grid are exact, products are not, and the {name} coupling multiplies",
+                key="model.stack.exact",
+                value=True,
+                suggestion="use `coupling: additive`, or remove it",
+            )
+        return ExactAdditive(exact_bits)
     if name in DECAYING:
         return COUPLINGS[name](0.9 if beta is None else beta)  # type: ignore[call-arg]
     return COUPLINGS[name](index) if name == "mean" else COUPLINGS[name]()  # type: ignore[call-arg]

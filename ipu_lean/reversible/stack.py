@@ -133,11 +133,16 @@ class ReversibleStack(nn.Module):
 
     def enter(self, x0: Tensor) -> Tuple[Tensor, Tensor]:
         """The stack's input -> the two streams before the first block."""
-        return streams.enter(x0, self.input, self.coupling.reads_second)
+        return streams.enter(self.coupling.admit(x0), self.input, self.coupling.reads_second)
 
     def leave(self, a: Tensor, b: Tensor, x0: Tensor) -> Tensor:
         """The two streams after the last block, and the stack's input -> the stack's result."""
+        x0 = self.coupling.admit(x0) if self.output == "sum-minus-input" else x0
         return streams.leave(a, b, x0, self.output, self.gate)
+
+    def left_behind(self, a: Tensor, b: Tensor) -> Tensor:
+        """The stack's input from the two streams before the first block: undoes `enter` (a gridded input stays on its grid)."""
+        return streams.left_behind(a, b, self.input, self.coupling.reads_second)
 
     def run(self, a: Tensor, b: Tensor, **kwargs: Any) -> Tuple[Tensor, Tensor]:
         """The two streams [batch, seq, width] before the first block -> those after the last."""

@@ -91,6 +91,13 @@ def enter(x0: Tensor, kind: str, reads_second: bool = True) -> Pair:
     return pair[::-1] if kind.startswith("zeros") and not reads_second else pair
 
 
+def left_behind(a: Tensor, b: Tensor, kind: str, reads_second: bool = True) -> Tensor:
+    """The x0 that `enter` made the pair of."""
+    if kind == "split":
+        return torch.cat((a, b), -1)
+    return b if (kind != "zeros-read") == reads_second else a
+
+
 def check_pair(coupling: str, input: str, output: str) -> None:
     """ConfigError for a result that would mean nothing: only additive streams still hold what they began with."""
     if output == "sum-minus-input" and (coupling != "additive" or input != "duplicate"):

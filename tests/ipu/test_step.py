@@ -28,6 +28,12 @@ MODELS: Dict[str, Dict[str, Any]] = {
     "no positions, silu": {"positions": "none", "activation": "silu"},
     "dropout": {"dropout": 0.1, "attention_dropout": 0.1, "embedding_dropout": 0.1},
     "shared layers": {"num_hidden_groups": 1, "num_inner_groups": 2},
+    "momentum": {"stack": {"coupling": "momentum"}},
+    "modified momentum": {"stack": {"coupling": "modified-momentum", "output": "gate"}},
+    "mean": {"stack": {"coupling": "mean", "output": "gate-channels"}},
+    "affine": {"stack": {"coupling": "affine", "output": "concat"}, "tied": False},
+    "split": {"stack": {"input": "split"}},
+    "zeros": {"stack": {"input": "zeros"}},
 }
 
 

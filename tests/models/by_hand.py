@@ -40,7 +40,7 @@ class Hand:
     def attention(self, x, name):
         spec, seq = self.spec, self.seq
         y = self.norm(x, f"{name}.norm")
-        shape = (self.batch, seq, spec.heads, spec.width // spec.heads)
+        shape = (self.batch, seq, spec.heads, x.shape[-1] // spec.heads)
         q, k, v = (self.linear(y, f"{name}.attention.{part}").view(shape) for part in ("query", "key", "value"))
         if spec.positions == "rotary":
             q, k = self.turn(q), self.turn(k)
@@ -87,10 +87,61 @@ class Hand:
             for function, name in branches:
                 h = h + function(h, name)
             return h
-        a = b = h
+        half = spec.width // 2
+        zeros = (h, 0 * h) if spec.coupling == "momentum" else (0 * h, h)
+        begin = {"duplicate": (h, h), "zeros": zeros, "split": (h[..., :half], h[..., half:])}
+        a, b = getattr(self, spec.coupling.replace("-", "_"))(branches, *begin[spec.stack_input])
+        if spec.stack_output.startswith("gate"):
+            g = 1 / (1 + torch.exp(-self.p["layers.gate.weight"]))
+            return g * a + (1 - g) * b
+        both = torch.cat((a, b), -1)
+        return {
+            "sum-minus-input": lambda: a + b - h,
+            "sum": lambda: a + b,
+            "x": lambda: a,
+            "y": lambda: b,
+            "mean": lambda: (a + b) / 2,
+            "concat": lambda: both,
+        }[spec.stack_output]()
+
+    def additive(self, branches, a, b):
         for function, name in branches:
             a, b = b, a + function(b, name)
-        return {"sum-minus-input": a + b - h, "sum": a + b, "x": a, "y": b, "mean": (a + b) / 2}[spec.stack_output]
+        return a, b
+
+    def mean(self, branches, a, b):
+        """Each stream is the mean of a list; with the global index, an average that forgets."""
+        lists = [[a], [b]]
+        for n, (function, name) in enumerate(branches):
+            mine, other = lists[n % 2], lists[(n + 1) % 2]
+            f = function(sum(other) / len(other), name)
+            if self.spec.index == "global":
+                i = n + 1
+                mine[:] = [(i * mine[0] + f) / (i + 1)]
+            else:
+                mine.append(f)
+        return tuple(sum(items) / len(items) for items in lists)
+
+    def affine(self, branches, a, b):
+        for function, name in branches:
+            s = self.spec.branch_mult * self.linear(self.norm(b, f"{name}.norm"), f"{name}.scale")
+            a, b = b, a / (1 + torch.exp(-s - 2)) + function(b, name)
+        return a, b
+
+    def momentum(self, branches, x, v):
+        """Sander et al. 2021, equation 1."""
+        beta = self.spec.beta
+        for function, name in branches:
+            v = beta * v + (1 - beta) * function(x, name)
+            x = x + v
+        return x, v
+
+    def modified_momentum(self, branches, a, b):
+        beta = self.spec.beta
+        for i, (function, name) in enumerate(branches):
+            a = a + function(beta**i * b, name)
+            b = b + (1 - beta) / beta ** (i + 1) * a
+        return a, b
 
     def logits(self):
         """[batch, seq, vocab]."""

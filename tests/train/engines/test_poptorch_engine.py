@@ -40,6 +40,9 @@ CASES: Dict[str, Dict[str, Any]] = {
     "loss scaling": {"ipu": {"loss_scaling": 64.0}},
     "standard parametrisation": {"mup": {"parametrization": "standard", "base_width": None}},
     "chunked loss": {"memory": {"loss_chunk": 5}},
+    "momentum": {"model": {"stack": {"coupling": "momentum"}}},
+    "mean, gate": {"model": {"stack": {"coupling": "mean", "output": "gate"}}},
+    "exact": {"model": {"stack": {"exact": True}}},
 }
 
 

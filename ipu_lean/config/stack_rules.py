@@ -1,0 +1,96 @@
+"""The rules of `model.stack`."""
+
+from __future__ import annotations
+
+from ipu_lean.config import derived
+from ipu_lean.config.model import ModelConfig, StackConfig
+from ipu_lean.errors import ConfigError
+
+# Keys that only a reversible stack reads, with the values that say nothing.
+_NOTHING = {
+    "coupling": ("additive",),
+    "input": ("auto", "duplicate"),
+    "output": ("auto", "sum-minus-input"),
+    "beta": (None,),
+    "index": ("stream",),
+    "exact": (False,),
+}
+
+
+def check_stack(model: ModelConfig, where: str) -> None:
+    """The rules inside `model.stack`; `where` is the model section's path."""
+    stack, where = model.stack, f"{where}.stack"
+    if stack.order == "aaff" and (model.depth % 2 or model.num_inner_groups > 1 and model.num_inner_groups % 2):
+        raise ConfigError(
+            "order aaff joins two layers in a block, so depth (and the layers of a group) must be even",
+            key=where.replace(".stack", ".depth"),
+            value=model.depth,
+            suggestion="use an even depth, or order attn-ffn",
+        )
+    if stack.kind == "residual":
+        for name, nothing in _NOTHING.items():
+            if getattr(stack, name) not in nothing:
+                raise ConfigError(
+                    "a residual stack has one stream, so there is nothing to choose",
+                    key=f"{where}.{name}",
+                    value=getattr(stack, name),
+                    suggestion="remove it, or set `kind: reversible`",
+                )
+        return
+    _coupling(stack, where)
+    _streams(model, stack, where)
+
+
+def _coupling(stack: StackConfig, where: str) -> None:
+    if stack.beta is not None and derived.beta(stack) is None:
+        rule = f"the {stack.coupling} coupling has no beta"
+        raise ConfigError(rule, key=f"{where}.beta", value=stack.beta, suggestion="remove it")
+    if stack.beta is not None and not 0 < stack.beta < 1:
+        raise ConfigError(
+            "lies between 0 and 1: with 0 no velocity is left to undo a step with, with 1 nothing is learned",
+            key=f"{where}.beta",
+            value=stack.beta,
+            suggestion="use 0.9, or 0.99 for deep stacks",
+        )
+    if stack.index != "stream" and stack.coupling != "mean":
+        raise ConfigError(f"the {stack.coupling} coupling counts nothing", key=f"{where}.index", value=stack.index)
+    if stack.exact and stack.coupling != "additive":
+        raise ConfigError(
+            f"sums on a grid are exact, products are not, and the {stack.coupling} coupling multiplies",
+            key=f"{where}.exact",
+            value=True,
+            suggestion="use `coupling: additive`, or remove it",
+        )
+    if not stack.exact and stack.exact_bits != StackConfig().exact_bits:
+        raise ConfigError(
+            "only exact streams have a grid",
+            key=f"{where}.exact_bits",
+            value=stack.exact_bits,
+            suggestion=f"set `{where}.exact: true`",
+        )
+
+
+def _streams(model: ModelConfig, stack: StackConfig, where: str) -> None:
+    begin, end = derived.stack_input(stack), derived.stack_output(stack)
+    if begin == "split" and model.width % 2:
+        key = where.replace(".stack", ".width")
+        raise ConfigError("`stack.input: split` halves the width, so it must be even", key=key, value=model.width)
+    if end == "sum-minus-input" and (stack.coupling != "additive" or begin != "duplicate"):
+        why = f"{stack.coupling} streams rescale it"
+        if stack.coupling == "additive":
+            why = f"with input {begin} it is not in the sum twice"
+        raise ConfigError(
+            f"takes away the input that both additive streams began with, and {why}",
+            key=f"{where}.output",
+            value=end,
+            suggestion="use `auto`, `sum`, `mean`, `x` or `y`",
+        )
+    hidden = derived.hidden_width(model)
+    if model.tied and hidden != model.width:
+        raise ConfigError(
+            f"with input {begin} and output {end} {hidden} features leave the stack, and a tied readout is the embedding, which "
+            f"has {model.width}",
+            key=where.replace(".stack", ".tied"),
+            value=True,
+            suggestion="set `model.tied: false`, or choose another output",
+        )
