@@ -1,0 +1,196 @@
+"""Vector-Jacobian products of modules: weights and buffers by name, dropout by given masks, one derivation for equal modules."""
+from __future__ import annotations
+
+from collections import OrderedDict
+from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.func import functional_call
+from torch.overrides import TorchFunctionMode
+
+from .vjp import Allowed, Evaluation, Pullback, any_op, derive
+
+Kwargs = Dict[str, Tensor]
+
+
+class Mask(NamedTuple):
+    """One dropout of a module: the shape of what it drops from, and the share that it drops."""
+
+    shape: Tuple[int, ...]
+    rate: float
+
+
+class ModuleVJP:
+    """`module(*inputs, **kwargs)` and its gradients, as graphs of forward operations (vjp.py).
+
+    Args:
+        module: called as a module; it may draw random numbers by dropout only.
+        allowed: the operations of the device, see `derive`.
+        names: the parameters that it reads, if it is known to read no other tensor of the module; default: all, and the buffers.
+        values: how many of the results take a cotangent; the others are extras. A lone tensor counts as one value.
+        cache: derivations, shared between modules of one build and size; give several modules the same dictionary.
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        allowed: Allowed = any_op,
+        names: Optional[Sequence[str]] = None,
+        values: int = 1,
+        cache: Optional[Dict[Any, Any]] = None,
+    ) -> None:
+        self.module, self.allowed, self.count = module, allowed, values
+        self.names = [name for name, _ in module.named_parameters()] if names is None else list(names)
+        self._all = names is None
+        self._cache = {} if cache is None else cache
+
+    def parameters(self) -> List[nn.Parameter]:
+        """The parameters in the order of their gradients, as the module has them now."""
+        return [self.module.get_parameter(name) for name in self.names]
+
+    def ready(self, inputs: Sequence[Tensor], kwargs: Optional[Kwargs] = None) -> bool:
+        """Whether inputs of these shapes and types have been derived for."""
+        return self._key(inputs, kwargs or {}) in self._cache
+
+    def masks(self, inputs: Sequence[Tensor], kwargs: Optional[Kwargs] = None) -> List[Mask]:
+        """The dropouts of one call, in order; none outside training."""
+        return self._derived(inputs, kwargs or {})[1]
+
+    def pullback(self, inputs: Sequence[Tensor], kwargs: Optional[Kwargs] = None) -> Pullback:
+        """The graph for inputs of these shapes and types; derived at the first request.
+
+        Raises:
+            Underivable: see `derive`.
+        """
+        return self._derived(inputs, kwargs or {})[0]
+
+    def begin(
+        self, inputs: Sequence[Tensor], kwargs: Optional[Kwargs] = None, masks: Sequence[Tensor] = (), pull: bool = True
+    ) -> Evaluation:
+        """Compute the module's value with its weights detached. The gradients that `pull` gives: of the inputs, then by `names`.
+
+        Args:
+            masks: bool, one for each of `masks()`: True is kept. pull: see `Pullback.begin`.
+        """
+        kwargs = kwargs or {}
+        weights = [parameter.detach() for parameter in self.parameters()]
+        constants = [*(kwargs[key] for key in sorted(kwargs)), *(t.detach() for t in self._others()), *masks]
+        return self.pullback(inputs, kwargs).begin([*inputs, *weights], constants, pull)
+
+    def _others(self) -> List[Tensor]:
+        """Tensors that are read and not differentiated: the buffers."""
+        return list(self.module.buffers()) if self._all else []
+
+    def _slots(self) -> List[Tuple[str, int]]:
+        """Where the module holds the tensors that it reads: paths, and which of `parameters()` and `_others()` is there.
+
+        A tensor may have several names, but each place in a module comes once: `functional_call` would not put it back otherwise.
+        """
+        order = {id(tensor): place for place, tensor in enumerate([*self.parameters(), *self._others()])}
+        found, seen = [], set()
+        for prefix, module in self.module.named_modules():  # each module once
+            for table in (module._parameters, module._buffers):
+                for name, tensor in table.items():
+                    if id(tensor) in order and (id(module), name) not in seen:
+                        seen.add((id(module), name))
+                        found.append((f"{prefix}.{name}" if prefix else name, order[id(tensor)]))
+        return found
+
+    def _key(self, inputs: Sequence[Tensor], kwargs: Kwargs) -> Any:
+        sizes = tuple((tuple(t.shape), t.dtype) for t in inputs)
+        others = tuple((key, tuple(kwargs[key].shape), kwargs[key].dtype) for key in sorted(kwargs))
+        return fingerprint(self.module), tuple(self.names), self.count, sizes, others
+
+    def _derived(self, inputs: Sequence[Tensor], kwargs: Kwargs) -> Tuple[Pullback, List[Mask]]:
+        key = self._key(inputs, kwargs)
+        if key not in self._cache:
+            # The module is kept as well: the key may name objects of it by identity.
+            self._cache[key] = (*self._derive(inputs, kwargs), self.module)
+        pullback, masks, _ = self._cache[key]
+        return pullback, masks
+
+    def _derive(self, inputs: Sequence[Tensor], kwargs: Kwargs) -> Tuple[Pullback, List[Mask]]:
+        count, keys, slots, buffers = len(inputs), sorted(kwargs), self._slots(), len(self._others())
+
+        def function(primals: Tuple[Tensor, ...], constants: Tuple[Tensor, ...], found: Optional[List[Mask]] = None) -> Any:
+            tensors = [*primals[count:], *constants[len(keys) :]]
+            own = {path: tensors[place] for path, place in slots}
+            given = dict(zip(keys, constants))
+            drawn = None if found is not None else constants[len(keys) + buffers :]
+            with _Dropouts(drawn, found):
+                out = functional_call(self.module, own, primals[:count], given, tie_weights=False)
+            out = out if isinstance(out, tuple) else (out,)
+            return out[: self.count], out[self.count :]
+
+        masks: List[Mask] = []
+        primals = [_on_meta(tensor) for tensor in (*inputs, *self.parameters())]
+        constants = [_on_meta(tensor) for tensor in (*(kwargs[key] for key in keys), *self._others())]
+        function(tuple(primals), tuple(constants), masks)
+        constants += [torch.empty(mask.shape, dtype=torch.bool, device="meta") for mask in masks]
+        return derive(function, primals, constants, self.allowed), masks
+
+
+class _Dropouts(TorchFunctionMode):
+    """Dropout by given masks; or, with `found`, no dropout but a list of where there would be one."""
+
+    def __init__(self, masks: Optional[Sequence[Tensor]], found: Optional[List[Mask]]) -> None:
+        super().__init__()
+        self._masks, self._found = iter(masks or ()), found
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is not F.dropout:
+            return func(*args, **(kwargs or {}))
+        return self._drop(*args, **(kwargs or {}))
+
+    def _drop(self, input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:
+        if not training or p == 0.0:
+            return input
+        if self._found is not None:
+            self._found.append(Mask(tuple(input.shape), p))
+            return input
+        return input * (next(self._masks).to(input.dtype) / (1.0 - p))
+
+
+def draw(masks: Sequence[Mask], like: Tensor) -> List[Tensor]:
+    """One bool tensor for each mask, drawn as torch draws dropout; True is kept.
+
+    Made from `like`, an input of the step, so that no compiler takes the masks for constants.
+    """
+    one = like.detach().reshape(-1)[:1] * 0.0 + 1.0
+    return [F.dropout(one.expand(mask.shape).contiguous(), mask.rate, True) != 0.0 for mask in masks]
+
+
+def _on_meta(tensor: Tensor) -> Tensor:
+    return torch.empty(tensor.shape, dtype=tensor.dtype, device="meta")
+
+
+_TABLES = ("_parameters", "_buffers", "_modules")
+
+
+def fingerprint(module: nn.Module) -> Any:
+    """Equal for modules that compute the same from the same tensors: class, plain attributes, shapes, children.
+
+    What is no plain value (a hook, a tensor, a foreign object) counts by identity.
+    """
+    attributes = tuple((key, _plain(value)) for key, value in sorted(module.__dict__.items()) if key not in _TABLES)
+    tensors = tuple(
+        (name, None if tensor is None else (tuple(tensor.shape), tensor.dtype))
+        for table in (module._parameters, module._buffers)
+        for name, tensor in table.items()
+    )
+    children = tuple((name, None if child is None else fingerprint(child)) for name, child in module._modules.items())
+    return type(module), attributes, tensors, children
+
+
+def _plain(value: Any) -> Any:
+    if value is None or isinstance(value, (bool, int, float, str, torch.dtype)):
+        return type(value), value
+    if isinstance(value, (tuple, list)):
+        return type(value), tuple(_plain(item) for item in value)
+    if isinstance(value, (set, frozenset)):
+        return type(value), tuple(sorted(map(repr, value)))
+    if isinstance(value, (dict, OrderedDict)) and not value:
+        return "empty"
+    return "object", id(value)
