@@ -136,6 +136,11 @@ def engine(config: Config) -> str:
     return "invert" if config.model.stack.kind == "reversible" else "store"
 
 
+def surrogate(config: Config) -> bool:
+    """Whether the step that an IPU runs holds its own backward pass."""
+    return config.device in ("ipu", "ipu-emulated") and config.memory.ipu_backward == "surrogate"
+
+
 def attention(config: Config) -> str:
     """`fused` or `explicit`: model.attention with `auto` resolved."""
     if config.model.attention != "auto":

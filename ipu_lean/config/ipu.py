@@ -59,7 +59,9 @@ class IpuConfig(Section):
     optimizer_state_offchip: bool = setting(False, "Keep the optimizer's state in the host's streaming memory.")
     replicated_tensor_sharding: bool = setting(False, "Spread the optimizer's state over the replicas.")
     recompute_checkpoint_every_layer: bool = setting(
-        True, "Keep what enters each layer and compute the rest again in the backward pass, instead of whole stages at a time."
+        True,
+        "Keep what enters each layer and compute the rest again in the backward pass, instead of whole stages at a time. Only "
+        "`memory.ipu_backward: recompute` reads it.",
     )
     # The machine.
     executable_cache: Optional[str] = setting(None, "Directory of compiled programs, used again when nothing has changed.")

@@ -22,6 +22,7 @@ def check_ipu(config: Config) -> None:
     _processes(config)
     _placement(config, found)
     _shared(config, found)
+    _surrogate(config)
     _pipeline(config, found)
     _optimizer(config)
     _device(config, found)
@@ -51,7 +52,8 @@ def _memory(config: Config) -> None:
             "PopTorch takes gradients of the traced forward pass and ignores Python's backward code, so this would save nothing",
             key="memory.engine",
             value=config.memory.engine,
-            suggestion="use `auto`: PopART recomputes, and ipu.recompute_checkpoint_every_layer says how much",
+            suggestion="use `auto`: PopART recomputes, and ipu.recompute_checkpoint_every_layer says how much; to keep no "
+            "activations at all there is `memory.ipu_backward: surrogate`",
         )
     if config.model.attention == "fused":
         raise ConfigError(
@@ -119,6 +121,36 @@ def _shared(config: Config, found: Layout) -> None:
                     value=list(found.layers),
                     suggestion="place an even number of layers on each IPU",
                 )
+
+
+def _surrogate(config: Config) -> None:
+    """A backward pass inside the forward pass: what it needs."""
+    if not derived.surrogate(config):
+        return
+    key, back = "memory.ipu_backward", "use `recompute`"
+    if config.model.stack.kind != "reversible":
+        raise ConfigError(
+            "a residual stack cannot be walked backwards: its inputs do not follow from its outputs",
+            key=key,
+            value="surrogate",
+            suggestion=f"{back}, or `model.stack.kind: reversible`",
+        )
+    forward = stages(config)
+    if forward > 1:
+        raise ConfigError(
+            f"the walk back would visit the pipeline's IPUs again, {2 * forward - 1} forward stages in place of {forward}, and "
+            "PopART would keep activations for each",
+            key=key,
+            value="surrogate",
+            suggestion=f"{back}, one IPU a replica (no `ipu.layers_per_ipu`), or `ipu.execution: sharded`",
+        )
+    if config.ipu.loss_scaling == "auto":
+        raise ConfigError(
+            "the scale multiplies gradients inside the step, where PopART cannot adapt it",
+            key="ipu.loss_scaling",
+            value="auto",
+            suggestion=f"give a number, or {back[4:]} as `{key}`",
+        )
 
 
 def _pipeline(config: Config, found: Layout) -> None:

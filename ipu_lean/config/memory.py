@@ -20,3 +20,9 @@ class MemoryConfig(Section):
         "Tokens whose logits are alive at once in the loss. Unset: chosen from the vocabulary. 0: all of them, never chunked.",
         ge=0,
     )
+    ipu_backward: Literal["recompute", "surrogate"] = setting(
+        "recompute",
+        "How a stack saves memory on IPUs. `recompute`: PopART keeps what enters each layer and computes the rest again. "
+        "`surrogate`: nothing is kept; the step walks a reversible stack backwards itself and hands PopTorch the gradients (one "
+        "IPU, or `ipu.execution: sharded`; replicas as usual). Other devices do not read it.",
+    )

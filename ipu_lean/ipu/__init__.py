@@ -13,6 +13,8 @@ _HOMES = {
     "Placement": "placement",
     "place": "placement",
     "PopTrainStep": "step",
+    "SurrogateStep": "surrogate",
+    "make_step": "surrogate",
     "to_precision": "step",
     "make_optimizer": "optimizers",
     "CheckResult": "check",

@@ -18,7 +18,8 @@ from ipu_lean.ipu.examination import Examination, Finding, examine_step
 from ipu_lean.ipu.optimizers import make_optimizer
 from ipu_lean.ipu.options import describe_options, make_options
 from ipu_lean.ipu.placement import place
-from ipu_lean.ipu.step import PopTrainStep, to_precision
+from ipu_lean.ipu.step import to_precision
+from ipu_lean.ipu.surrogate import make_step
 from ipu_lean.models import build_meta, build_model
 
 SCHEMA = 1
@@ -75,10 +76,10 @@ def _trace(result: CheckResult, build: Callable[..., Any]) -> None:
     changed, poptorch = result.config, load_poptorch("ipu-emulated")
     model = to_precision(build(changed, expected_vocab(changed)), changed)
     pair = make_options(_portable(changed), poptorch)
-    step = PopTrainStep(model, poptorch)
     optimizer = make_optimizer(model, changed, poptorch)
     result.options, result.batch = describe_options(pair), _batch_lines(changed)
     try:
+        step = make_step(model, changed, poptorch)
         placement = place(model, changed, poptorch)
     except ConfigError as error:
         result.found.add(_config_finding(error))

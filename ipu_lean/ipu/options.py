@@ -9,7 +9,7 @@ from typing import Any, Callable, Dict, List, NamedTuple, Optional
 
 import torch
 
-from ipu_lean.config import Config
+from ipu_lean.config import Config, derived
 from ipu_lean.config.layout import eval_device_iterations, layout, stages, stochastic_rounding
 
 _RECOMPUTE_ALL = 4  # popart::RecomputationType, which PopTorch takes as a number
@@ -50,8 +50,9 @@ def _training(options: Any, config: Config, poptorch: Any) -> None:
     options.Precision.enableStochasticRounding(stochastic_rounding(config))
     if config.ipu.loss_scaling == "auto":
         options.Training.setAutomaticLossScaling(True)
-    if config.ipu.recompute_checkpoint_every_layer and stages(config) == 1:
-        # A pipeline recomputes by itself; one IPU, and IPUs one after another, keep everything unless told (Compiler.cpp:573).
+    if config.ipu.recompute_checkpoint_every_layer and stages(config) == 1 and not derived.surrogate(config):
+        # A pipeline recomputes by itself; one IPU, and IPUs one after another, keep everything unless told (Compiler.cpp:573). A
+        # surrogate has nothing to recompute, and PopART would run its whole walk again.
         options._Popart.set("autoRecomputation", _RECOMPUTE_ALL)
     if config.ipu.optimizer_state_offchip or config.ipu.replicated_tensor_sharding:
         location = poptorch.TensorLocationSettings()

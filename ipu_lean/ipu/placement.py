@@ -89,6 +89,12 @@ def place(model: nn.Module, config: Config, poptorch: Any) -> Placement:
     return placement
 
 
+def rows_of(model: nn.Module, config: Config) -> List[Row]:
+    """The allocation that `place` would make, without touching the model."""
+    blocks = model.blocks()
+    return _rows(blocks, _ipus_of(blocks, layout(config)))
+
+
 def _ipus_of(blocks: Any, where: Layout) -> List[int]:
     """IPU of each block."""
     layer_ipus, place, found = where.layer_ipus, 0, []

@@ -9,7 +9,7 @@ from torch import nn
 
 from ipu_lean.config import Config
 from ipu_lean.config.layout import eval_device_iterations, is_half
-from ipu_lean.ipu import PopTrainStep, load_poptorch, make_options, place, to_precision
+from ipu_lean.ipu import PopTrainStep, load_poptorch, make_options, make_step, place, to_precision
 from ipu_lean.ipu.optimizers import implementation
 from ipu_lean.optim import build_schedule
 from ipu_lean.parity.probe import Probe
@@ -63,7 +63,7 @@ def gradients(model: nn.Module, config: Config, tokens: torch.Tensor, labels: to
     }
     config = config.model_copy(update=changes)
     model = to_precision(model, config).train()
-    step = PopTrainStep(model, poptorch)
+    step = make_step(model, config, poptorch)
     placement = place(model, config, poptorch)
     before = {name: parameter.detach().double().clone() for name, parameter in model.named_parameters()}
     optimizer = implementation(config, poptorch)(model.parameters(), lr=rate)

@@ -88,11 +88,24 @@ def threshold_backward(grad: Tensor, x: Tensor, threshold: float) -> Tensor:
     return grad * (x > threshold).to(grad.dtype)
 
 
+def softmax_backward(grad: Tensor, out: Tensor, dim: int, dtype: torch.dtype) -> Tensor:
+    """y (g - sum(y g)), in float32 or better: it is a difference of nearly equal numbers.
+
+    Weights in 16 bits do not add up to one; divided by their sum, a gradient that is equal for all of a row still gives zero.
+    """
+    wide, weights = _wide(grad), _wide(out)
+    share = (wide * weights).sum(dim, keepdim=True)
+    if out.dtype in (torch.float16, torch.bfloat16):
+        share = share / weights.sum(dim, keepdim=True)
+    return (weights * (wide - share)).to(dtype)
+
+
 # Always taken: kernels with several results, whose further results a device may not give, and what torch's own rules write with
 # fills and scalar tensors.
 BASIC: Rules = {
     aten.native_layer_norm.default: native_layer_norm,
     aten.native_layer_norm_backward.default: native_layer_norm_backward,
+    aten._softmax_backward_data.default: softmax_backward,
     aten.slice_backward.default: slice_backward,
     aten.select_backward.default: select_backward,
     aten.silu_backward.default: silu_backward,

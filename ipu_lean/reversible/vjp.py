@@ -151,7 +151,8 @@ def derive(
 
     rules, lacking = dict(decompositions.BASIC), []
     for _ in range(_ATTEMPTS):
-        graph = _pruned(make_fx(flat, decomposition_table=rules)(*primals, *constants, *cotangents).graph)
+        with torch.enable_grad():  # what a function computes may depend on it
+            graph = _pruned(make_fx(flat, decomposition_table=rules)(*primals, *constants, *cotangents).graph)
         missing = {node.target: op_name(node) for node in _foreign(graph, allowed)}
         if not missing:
             _refuse_random(graph)

@@ -42,7 +42,12 @@ def base_name(qualified: str) -> str:
     return name[:-1] if name.endswith("_") and not name.endswith("__") else name
 
 
+def has_handler(qualified: str) -> bool:
+    """Whether an op of torch's dispatcher has a handler of its own, `aten::…`."""
+    name = base_name(qualified)
+    return name in handlers() or _SAME.get(name, "") in handlers()
+
+
 def is_supported(qualified: str) -> bool:
     """Whether PopTorch lowers an op of torch's dispatcher, `aten::…`."""
-    name = base_name(qualified)
-    return name in handlers() or name in _FREE or _SAME.get(name, "") in handlers()
+    return has_handler(qualified) or base_name(qualified) in _FREE

@@ -16,7 +16,7 @@ from torch import nn
 from ipu_lean.config import Config
 from ipu_lean.config.layout import eval_device_iterations
 from ipu_lean.errors import CheckpointError, ConfigError, RunError
-from ipu_lean.ipu import PopTrainStep, describe_options, load_poptorch, make_optimizer, make_options, place, to_precision
+from ipu_lean.ipu import describe_options, load_poptorch, make_optimizer, make_options, make_step, place, to_precision
 from ipu_lean.ipu import optimizer_state as moments
 from ipu_lean.ipu.dist import Distribution
 from ipu_lean.ipu.failures import explain, waiting
@@ -67,7 +67,7 @@ class PopTorchEngine:
                 value=config.batch.replicas,
                 suggestion="start several instances with poprun (scripts/pod64.sh)",
             )
-        self.step = PopTrainStep(self.model, poptorch)
+        self.step = make_step(self.model, config, poptorch)
         distribution = Distribution.current(config)
         self.options = make_options(config, poptorch, distribution.fresh_options, self.local_replicas)
         self.optimizer: Any = None
@@ -111,7 +111,7 @@ class PopTorchEngine:
                 apply_schedule(self.optimizer, factor)
                 self.executor.setOptimizer(self.optimizer)
                 self._factor = factor
-            loss, sums = self.executor(*inputs)
+            loss, sums = self.executor(*inputs)[:2]  # a surrogate may follow
         losses = self._means(loss, iterations)
         totals = self.world.sum(sums.double().reshape(-1, len(self.step.sum_names)).sum(0).tolist())
         for number, value in enumerate(losses, self.update + 1):

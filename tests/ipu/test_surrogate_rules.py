@@ -1,0 +1,179 @@
+"""What the surrogate step is made of, and what is refused."""
+
+from __future__ import annotations
+
+from typing import Any, Dict, Tuple
+
+import pytest
+import torch
+from torch import nn
+
+import ipu_lean.ipu.emulator as poptorch
+from ipu_lean.errors import ConfigError, RunError
+from ipu_lean.ipu import PopTrainStep, SurrogateStep, contract, make_optimizer, make_options, make_step, place, to_precision
+from ipu_lean.ipu.check import check
+from ipu_lean.ipu.emulator import optable
+from ipu_lean.ipu.emulator.examine import examine
+from ipu_lean.ipu.surrogate import has_handler
+from ipu_lean.nn import Embedding
+from ipu_lean.reversible.module_vjp import ModuleVJP
+from ipu_lean.reversible.vjp import Underivable
+from tests.ipu.helpers import batch_for, ipu_config, lively
+from tests.ipu.test_surrogate import surrogate_config
+
+pytestmark = pytest.mark.pod
+
+
+def tensors(config: Any, seed: int = 0) -> Tuple[torch.Tensor, ...]:
+    return tuple(torch.from_numpy(array) for array in batch_for(config, config.batch.device_iterations, seed))
+
+
+def looked_at(config: Any) -> Any:
+    model = to_precision(lively(config), config)
+    step = make_step(model, config, poptorch)
+    place(model, config, poptorch)
+    options = make_options(config, poptorch).train
+    return examine(step, tensors(config), options=options, optimizer=make_optimizer(model, config, poptorch))
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"model": {"norm": "rmsnorm", "activation": "swiglu", "sandwich": True, "tied": False}, "memory": {"loss_chunk": 5}},
+        {"model": {"dropout": 0.1, "attention_dropout": 0.1}, "precision": "fp16-ipu", "ipu": {"emulate_precision": True}},
+        {"model": {"stack": {"coupling": "affine", "output": "gate"}, "activation": "relu"}},
+    ],
+    ids=["gated, untied, chunked", "dropout, fp16", "affine, gate"],
+)
+def test_every_operation_has_a_handler_and_means_what_it_says(changes: Dict[str, Any]) -> None:
+    """Beside the contract: nothing that PopTorch takes and ignores, such as autograd functions or accumulating writes."""
+    memory = {"ipu_backward": "surrogate", **changes.pop("memory", {})}
+    report = looked_at(surrogate_config(memory=memory, **changes))
+    assert [str(item) for item in (*report.violations, *report.notes)] == []
+    assert report.functions == {}
+    handlers = contract.handlers()
+    names = {row["op"] for row in report.ops if not row["constant"] and row["op"].startswith("aten::")}
+    known = {name: f"aten::{optable._SAME.get(optable.base_name(name), optable.base_name(name))}" for name in names}
+    lost = {name for name in names if name not in handlers and known[name] not in handlers}
+    # torch shows a dropout in pieces that PopTorch takes whole.
+    assert "dropout" in contract.intercepted()
+    assert lost == ({"aten::empty_like"} if "dropout" in changes.get("model", {}) else set())
+    assert not [name for name in names if "index_put" in name]
+    assert {"aten::mm", "aten::detach"} <= names
+
+
+def test_only_the_weights_and_the_embedding_are_left_to_differentiate() -> None:
+    """Every product of a weight is with a gradient of its own shape."""
+    report = looked_at(surrogate_config())
+    parameters = [node for node in report.trace.recorder.graph.nodes if node.meta.get("kind") == "parameter"]
+    assert len(parameters) > 60
+    for node in parameters:
+        direct = {user.meta["op"] for user in node.users if user in report.trace.live}
+        assert direct <= {"aten::detach", "aten::mul", "aten::embedding"}, node.meta["name"]
+
+
+class Counting(SurrogateStep):
+    """Counts calls of its own forward."""
+
+    calls = 0
+
+    def forward(self, tokens: torch.Tensor, labels: torch.Tensor) -> Tuple[torch.Tensor, ...]:
+        Counting.calls += 1
+        return super().forward(tokens, labels)
+
+
+def test_forward_runs_once_and_evaluation_is_the_plain_step() -> None:
+    config = surrogate_config()
+    model = lively(config)
+    step = Counting(model, poptorch, config)
+    executor = poptorch.trainingModel(step, make_options(config, poptorch).train, make_optimizer(model, config, poptorch))
+    for seed in range(3):
+        loss, sums, _ = executor(*tensors(config, seed))
+    assert Counting.calls == 1
+    assert loss.shape == (6,) and sums.shape == (18,)
+    executor.destroy()
+    step.eval()
+    tokens, labels = tensors(config)
+    for one, other in zip(step(tokens, labels), PopTrainStep(model, poptorch).eval()(tokens, labels)):
+        assert torch.equal(one, other)
+
+
+def test_the_reported_loss_is_the_models() -> None:
+    config = surrogate_config()
+    model = lively(config)
+    tokens, labels = (tensor[: config.batch.micro] for tensor in tensors(config))
+    loss, sums, marked = SurrogateStep(model, poptorch, config)(tokens, labels)
+    wanted, counted = PopTrainStep(model, poptorch)(tokens, labels)
+    assert not loss.requires_grad and abs(loss.item() - wanted.item()) < 1e-6
+    torch.testing.assert_close(sums, counted, rtol=1e-6, atol=0)
+    assert abs(marked.item() - wanted.item()) > 1e-3
+
+
+def test_popart_is_not_told_to_recompute() -> None:
+    recomputing = surrogate_config(memory={"ipu_backward": "recompute"})
+    assert make_options(recomputing, poptorch).train._popart.options["autoRecomputation"] == 4
+    assert "autoRecomputation" not in make_options(surrogate_config(), poptorch).train._popart.options
+
+
+def test_placement_follows_the_walk_back() -> None:
+    report = looked_at(surrogate_config(ipu={"layers_per_ipu": [2, 2], "execution": "sharded"}))
+    assert report.violations == []
+    path = [0]
+    for row in report.ops:
+        if not row["constant"] and row["ipu"] != path[-1]:
+            path.append(row["ipu"])
+    assert path == [0, 1, 0, 1, 0]  # layers, the tied readout, and the layers again
+
+
+def test_check_knows_it() -> None:
+    result = check(surrogate_config())
+    assert result.verdict == "pass" and "aten::rsqrt" in {row["op"] for row in result.found.ops}
+
+
+@pytest.mark.parametrize(
+    "changes, message",
+    [
+        ({"ipu": {"layers_per_ipu": [2, 2]}, "batch": {"accumulation": 9}}, "5 forward stages in place of 3"),
+        ({"model": {"stack": {"kind": "residual"}}}, "residual stack cannot be walked backwards"),
+        ({"precision": "fp16-ipu", "ipu": {"emulate_precision": True, "loss_scaling": "auto"}}, "PopART cannot adapt it"),
+    ],
+)
+def test_what_cannot_be_done_is_refused(changes: Dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        surrogate_config(**changes)
+
+
+def test_other_devices_do_not_read_it() -> None:
+    config = ipu_config(device="cpu", memory={"ipu_backward": "surrogate"}, model={"stack": {"kind": "residual"}})
+    assert config.memory.ipu_backward == "surrogate"
+
+
+def test_another_shape_is_refused_in_a_trace() -> None:
+    config = surrogate_config()
+    model = lively(config)
+    step = SurrogateStep(model, poptorch, config)
+    executor = poptorch.trainingModel(step, make_options(config, poptorch).train, make_optimizer(model, config, poptorch))
+    with pytest.raises(RunError, match="derived for micro-batches of 2 x 8 tokens, and is traced with 4 x 8"):
+        executor.compile(*[torch.cat([tensor, tensor]) for tensor in tensors(config)])
+
+
+class Looking(nn.Module):
+    """A branch that looks its own vectors up: PopTorch would lose all but one of the gradients of a row."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = Embedding(5, 16)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.table(x.detach().argmax(-1) % 5) * x
+
+
+def test_a_derivative_that_poptorch_ignores_is_refused() -> None:
+    with pytest.raises(Underivable, match="embedding_dense_backward|index_put"):
+        ModuleVJP(Looking(), has_handler).pullback((torch.zeros(2, 8, 16),))
+    config = surrogate_config()
+    model = lively(config)
+    model.layers.blocks[0].branches[1] = Looking()
+    with pytest.raises(ConfigError, match="cannot be written in PopTorch's operations") as caught:
+        SurrogateStep(model, poptorch, config)
+    assert caught.value.key == "memory.ipu_backward"
