@@ -13,6 +13,7 @@ from ipu_lean.config.model import ModelConfig
 from ipu_lean.config.model_rules import check_model
 from ipu_lean.config.optimizer import OptimizerConfig
 from ipu_lean.config.root import Config
+from ipu_lean.config.stack_rules import check_inversion
 from ipu_lean.errors import ConfigError, EnvironmentProblem
 
 WORKING_PRECISIONS = ("fp32", "bf16-mixed", "fp16-mixed")
@@ -26,6 +27,7 @@ def check(config: Config) -> None:
     _vocab(config)
     _mup(config)
     _memory(config)
+    check_inversion(config)
     _data(config)
     _optimizer(config.optimizer)
     _intervals(config)

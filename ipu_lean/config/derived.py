@@ -141,6 +141,11 @@ def surrogate(config: Config) -> bool:
     return config.device in ("ipu", "ipu-emulated") and config.memory.ipu_backward == "surrogate"
 
 
+def inverts(config: Config) -> bool:
+    """Whether the backward pass rebuilds the inputs of layers from their outputs."""
+    return config.model.stack.kind == "reversible" and (surrogate(config) or engine(config) == "invert")
+
+
 def attention(config: Config) -> str:
     """`fused` or `explicit`: model.attention with `auto` resolved."""
     if config.model.attention != "auto":

@@ -14,6 +14,11 @@ class MemoryConfig(Section):
         "stacks only); `checkpoint` keeps the inputs of segments and runs them again. `auto`: invert for reversible stacks, "
         "store for residual ones.",
     )
+    allow_ill_conditioned: bool = setting(
+        False,
+        "Invert also where rounding is predicted to spoil the gradients (more than 1e-3 of them, or more than 16-bit branches "
+        "cost anyway), and allow `model.stack.input: zeros-read`.",
+    )
     checkpoint_every: int = setting(1, "Layers in a checkpointed segment; only `engine: checkpoint` reads it.", ge=1)
     loss_chunk: Optional[int] = setting(
         None,

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
+from typing import Dict, Optional, Tuple
+
+from ipu_lean import conditioning
 from ipu_lean.config import derived
 from ipu_lean.config.model import ModelConfig, StackConfig
+from ipu_lean.config.root import Config
 from ipu_lean.errors import ConfigError
 
 # Keys that only a reversible stack reads, with the values that say nothing.
@@ -14,6 +19,15 @@ _NOTHING = {
     "beta": (None,),
     "index": ("stream",),
     "exact": (False,),
+}
+
+
+# (unit roundoff of the streams, of 16-bit branches) in each precision.
+_UNITS: Dict[str, Tuple[float, Optional[float]]] = {
+    "bf16-mixed": (conditioning.SINGLE, conditioning.BFLOAT16),
+    "fp16-mixed": (conditioning.SINGLE, conditioning.FLOAT16),
+    "bf16-pure": (conditioning.BFLOAT16, None),
+    "fp16-ipu": (conditioning.FLOAT16, None),
 }
 
 
@@ -94,3 +108,73 @@ def _streams(model: ModelConfig, stack: StackConfig, where: str) -> None:
             value=True,
             suggestion="set `model.tied: false`, or choose another output",
         )
+
+
+def conditioned(config: Config) -> conditioning.Stack:
+    """What conditioning.py needs to know of the stack.
+
+    The size of a branch's output over the embedding's: after its norm and with our initialisation it is about the branch
+    multiplier.
+    """
+    stack, mup = config.model.stack, config.mup
+    return conditioning.Stack(
+        coupling=stack.coupling,
+        half_steps=2 * config.model.depth,
+        beta=derived.beta(stack),
+        index=stack.index,
+        input=derived.stack_input(stack),
+        branch=derived.depth_mult(config) / (mup.embedding_std * mup.embedding_mult),
+        norm_eps=config.model.norm_eps,
+    )
+
+
+def check_inversion(config: Config) -> None:
+    """Refuses a stack whose inversion is predicted to spoil the gradients, with the figure."""
+    stack = config.model.stack
+    if stack.kind == "residual":
+        return
+    unit, half = _UNITS.get(config.precision, (conditioning.SINGLE, None))
+    if stack.exact and unit != conditioning.SINGLE:
+        raise ConfigError(
+            f"needs streams of 24 bits, and with precision {config.precision} they have "
+            f"{11 if unit == conditioning.FLOAT16 else 8}",
+            key="model.stack.exact",
+            value=True,
+            suggestion="use `fp32` or `bf16-mixed`, or remove it",
+        )
+    if config.memory.allow_ill_conditioned:
+        return
+    if stack.input == "zeros-read":
+        gain = config.model.norm_eps**-0.5
+        raise ConfigError(
+            f"the first branch would read zeros: its output is the same for every token, and its norm magnifies what is off "
+            f"there by 1 / sqrt(norm_eps) = {gain:.0f}",
+            key="model.stack.input",
+            value=stack.input,
+            suggestion="use `zeros`, or set `memory.allow_ill_conditioned: true`",
+        )
+    if stack.exact or not derived.inverts(config):
+        return
+    described = conditioned(config)
+    error, limit = conditioning.gradient_error(described, half, unit), conditioning.tolerance(described, half, unit)
+    if error > limit:
+        raise ConfigError(
+            f"undoing {described.half_steps} half-steps of this coupling magnifies rounding up to "
+            f"{conditioning.amplification(described):.2g} times; in {config.precision} that puts gradients off by about "
+            f"{min(error, 1.0):.1g} of their size, and the limit is {limit:.1g}",
+            key="model.stack.coupling",
+            value=stack.coupling,
+            suggestion=f"{_way_out(config, half, unit)}, or set `memory.allow_ill_conditioned: true`",
+        )
+
+
+def _way_out(config: Config, half: Optional[float], unit: float) -> str:
+    """The nearest setting that would do."""
+    described = conditioned(config)
+    if described.beta is not None:
+        for beta in (0.95, 0.98, 0.99, 0.995, 0.999):
+            changed = dataclasses.replace(described, beta=beta)
+            error, limit = conditioning.gradient_error(changed, half, unit), conditioning.tolerance(changed, half, unit)
+            if beta > described.beta and error <= limit:
+                return f"use `model.stack.beta: {beta}` or more, or `memory.engine: checkpoint`"
+    return "use `coupling: additive`, fewer layers, or `memory.engine: checkpoint`, which inverts nothing"

@@ -35,6 +35,12 @@ BROKEN = [
     ("model.tied", ["model.stack.input=split", "model.stack.output=sum"], "128 features .* has 256"),
     ("model.width", ["model.width=63", "model.positions=none", "model.heads=1", "model.stack.input=split"], "even"),
     ("model.heads", ["model.heads=16", "model.width=264", "model.stack.input=split"], "half of model.width"),
+    ("model.stack.coupling", ["model.stack.coupling=momentum", "model.depth=48"], "2.5e.04 times.*0.02.*beta: 0.95.*checkpoint"),
+    ("model.stack.coupling", ["model.stack.coupling=affine", "model.depth=48"], "fewer layers.*allow_ill_conditioned"),
+    ("model.stack.coupling", ["model.stack.coupling=momentum", "model.depth=24", "precision=bf16-mixed"], "bf16-mixed"),
+    ("model.stack.coupling", ["model.stack.coupling=modified-momentum", "model.stack.beta=0.5", "model.depth=12"], "1 of their"),
+    ("model.stack.input", ["model.stack.input=zeros-read"], "316.*Use `zeros`"),
+    ("model.stack.exact", ["model.stack.exact=true", "precision=fp16-ipu", "device=ipu-emulated"], "24 bits"),
     ("model.stack.coupling", ["model.stack.coupling=momentm"], "did you mean `momentum`"),
     ("model.stack.input", ["model.stack.input=dupl"], "did you mean `duplicate`"),
     ("model.stack.output", ["model.stack.output=gates"], "did you mean `gate`"),
@@ -116,3 +122,23 @@ def test_an_ipu_without_poptorch_is_an_environment_problem():
 @pytest.mark.parametrize("device", ["cpu", "ipu-emulated"])
 def test_cpu_and_emulator_need_nothing(device):
     assert require_device(make_config(device=device, mup={"base_width": 64})) is None
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ["model.stack.coupling=momentum", "model.depth=24"],
+        ["model.stack.coupling=momentum", "model.depth=48", "model.stack.beta=0.95"],
+        ["model.stack.coupling=momentum", "model.depth=48", "memory.engine=checkpoint"],
+        ["model.stack.coupling=momentum", "model.depth=48", "memory.engine=store"],
+        ["model.stack.coupling=momentum", "model.depth=48", "memory.allow_ill_conditioned=true"],
+        ["model.stack.coupling=momentum", "model.depth=48", "device=ipu-emulated"],
+        ["model.stack.coupling=mean", "model.depth=192", "precision=bf16-mixed", "mup.depth_rule=none"],
+        ["model.depth=192", "precision=bf16-mixed", "mup.depth_rule=none"],
+        ["model.stack.input=zeros-read", "memory.allow_ill_conditioned=true"],
+        ["model.stack.exact=true", "model.depth=192"],
+    ],
+)
+def test_stacks_that_can_be_undone_or_need_not_be(overrides):
+    config = load_config("mup: {base_width: 64}\n", overrides)
+    assert config.model.stack.kind == "reversible"
