@@ -15,7 +15,7 @@ import sys
 from typing import Any, Callable, Dict, List, Sequence, Tuple
 
 import torch
-from _common import Claims, LiveBytes, Timing, parameters_and_gradients, table, timed_in_turn
+from _common import Claims, LiveBytes, Remote, Timing, parameters_and_gradients, table, timed_apart, timed_in_turn
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
@@ -203,32 +203,44 @@ def measure_error(size: Dict[str, Any], claims: Claims) -> Dict[str, float]:
     return errors
 
 
-def measure_time(size: Dict[str, Any], rounds: int, claims: Claims, quick: bool) -> Dict[str, Dict[str, Any]]:
-    """Steps of all variants in turn, by attention and precision."""
+def build_step(name: str, size: Dict[str, Any], attention: str, precision: str) -> Step:
+    """One variant's step, made in the process that runs it."""
     tokens, labels = tokens_of(size)
-    found: Dict[str, Dict[str, Any]] = {}
-    for attention in ("fused", "explicit"):
-        model, peer = (make(size, size["depth"], attention) for make in (gpt, hugging_face))
-        parameters_and_gradients(model), parameters_and_gradients(peer)
-        whole = TrainStep(model)
+    if name == "GPT-2 step, Hugging Face":
+        peer = hugging_face(size, size["depth"], attention)
+        parameters_and_gradients(peer)
 
-        def language_model(engine: str, precision: str, model: nn.Module = model, whole: nn.Module = whole) -> None:
-            model.layers.engine = engine
-            with precision_context(precision):
-                loss, _ = whole(tokens, labels)
-            loss.backward()
-
-        def gpt2(precision: str, peer: nn.Module = peer) -> None:
+        def gpt2() -> None:
             with precision_context(precision):
                 loss = peer(input_ids=tokens, labels=tokens).loss
             loss.backward()
 
+        return gpt2
+    model = gpt(size, size["depth"], attention)
+    parameters_and_gradients(model)
+    if not name.startswith("GPT step"):
+        return stack_step(model, stacks(model)[name], tokens, precision)
+    model.layers.engine = "store" if name.endswith("plain") else "invert"
+    whole = TrainStep(model)
+
+    def language_model() -> None:
+        with precision_context(precision):
+            loss, _ = whole(tokens, labels)
+        loss.backward()
+
+    return language_model
+
+
+def measure_time(size: Dict[str, Any], rounds: int, claims: Claims, quick: bool, apart: bool) -> Dict[str, Dict[str, Any]]:
+    """Steps of all variants in turn, by attention and precision; with `apart`, each in its own process."""
+    names = list(stacks(gpt(size, 1, "fused"))) + ["GPT step, plain", "GPT step, reversible", "GPT-2 step, Hugging Face"]
+    found: Dict[str, Dict[str, Any]] = {}
+    for attention in ("fused", "explicit"):
         for precision in ("fp32", "bf16-mixed"):
-            steps = {name: stack_step(model, run, tokens, precision) for name, run in stacks(model).items()}
-            steps["GPT step, plain"] = lambda p=precision, f=language_model: f("store", p)
-            steps["GPT step, reversible"] = lambda p=precision, f=language_model: f("invert", p)
-            steps["GPT-2 step, Hugging Face"] = lambda p=precision, f=gpt2: f(p)
-            timings = timed_in_turn(steps, rounds)
+            if apart:
+                timings = timed_apart({name: Remote(build_step, name, size, attention, precision) for name in names}, rounds)
+            else:
+                timings = timed_in_turn({name: build_step(name, size, attention, precision) for name in names}, rounds)
             found[f"{attention} {precision}"] = rows_of(timings)
             if not quick:
                 time_claims(f"{attention} {precision}", timings, 1.15 if precision == "fp32" else 1.0, claims)
@@ -274,6 +286,7 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--quick", action="store_true", help="small shapes; claims about memory only, at half their factor")
     parser.add_argument("--rounds", type=int, help="rounds of timing (default 5, quick 2)")
     parser.add_argument("--only", choices=("memory", "error", "time"), help="one part of the measurement")
+    parser.add_argument("--apart", action="store_true", help="time each variant in its own process (its own heap)")
     options = parser.parse_args(arguments)
     torch.set_num_threads(1)
     size = QUICK if options.quick else FULL
@@ -281,7 +294,7 @@ def main(arguments: Sequence[str]) -> int:
     rounds, wanted = options.rounds or size["rounds"], (options.only,) if options.only else ("memory", "error", "time")
     memory = measure_memory(size, claims, options.quick) if "memory" in wanted else {}
     errors = measure_error(size, claims) if "error" in wanted else {}
-    times = measure_time(size, rounds, claims, options.quick) if "time" in wanted else {}
+    times = measure_time(size, rounds, claims, options.quick, options.apart) if "time" in wanted else {}
     show(memory, errors, times)
     result = {"benchmark": "train_step", "torch": torch.__version__, "size": size}
     return claims.finish({**result, "memory_mb": memory, "gradient_error": errors, "seconds": times})
