@@ -12,7 +12,7 @@ from tests.reversible.toys import assert_same, collect, data, loss_of, residual,
 pytestmark = pytest.mark.pod
 CASES = [
     (kind, shared, mode)
-    for kind in ("invert", "checkpoint", "residual")
+    for kind in ("invert", "checkpoint", "residual", "momentum")
     for shared in (False, True)
     for mode in ("default", "find_unused_parameters", "static_graph")
     if not (kind == "residual" and shared)
@@ -22,6 +22,9 @@ CASES = [
 def build(kind: str, shared: bool):
     if kind == "residual":
         return residual("checkpoint", dropout=0.2)
+    if kind == "momentum":
+        options = {"coupling": "momentum", "input": "zeros", "output": "gate"}
+        return reversible("invert", layers=2, visits=[0, 1, 0, 1] if shared else None, dropout=0.2, **options)
     return reversible(kind, layers=2, visits=[0, 1, 0, 1] if shared else None, dropout=0.2)
 
 

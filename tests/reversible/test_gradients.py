@@ -84,6 +84,16 @@ def test_bf16_autocast(engine, dropout):
     assert error(reference["x"], gradients(reversible("store", **options))["x"]) > 1e-3, "autocast did something"
 
 
+@pytest.mark.parametrize(
+    ("coupling", "start"), [("momentum", "zeros"), ("modified-momentum", "duplicate"), ("mean", "duplicate")]
+)
+def test_bf16_autocast_of_other_couplings(coupling, start):
+    options = {"dtype": F32, "layers": 4, "coupling": coupling, "input": start, "output": "x" if start == "zeros" else "sum"}
+    reference = gradients(reversible("store", **options), autocast=torch.bfloat16)
+    assert_same(reference, gradients(reversible("invert", **options), autocast=torch.bfloat16), 4e-3)
+    assert_same(reference, gradients(reversible("checkpoint", **options), autocast=torch.bfloat16), 1e-6)
+
+
 @pytest.mark.parametrize("engine", RECOMPUTING)
 @pytest.mark.parametrize(("visits", "tolerance"), [([0, 1, 2], 4e-3), ([0, 1, 0], 2e-3)], ids=["each once", "shared"])
 def test_bf16_autocast_over_two_forwards(engine, visits, tolerance):

@@ -60,18 +60,19 @@ def reversible(
     visits: Optional[List[int]] = None,
     dtype: torch.dtype = torch.float64,
     make: Optional[Callable[[], nn.Module]] = None,
+    coupling: str = "additive",
     **options: Any,
 ) -> ReversibleStack:
     """A stack with the same weights whatever the engine; `visits` is the execution order of its blocks."""
     torch.manual_seed(0)
     if order == "aaff":
         blocks = [
-            ReversibleBlock([Attention(dropout), Attention(dropout), FeedForward(dropout), FeedForward(dropout)])
+            ReversibleBlock([Attention(dropout), Attention(dropout), FeedForward(dropout), FeedForward(dropout)], coupling)
             for _ in range(layers // 2)
         ]
     else:
         second = make or (lambda: FeedForward(dropout))
-        blocks = [ReversibleBlock([Attention(dropout), second()]) for _ in range(layers)]
+        blocks = [ReversibleBlock([Attention(dropout), second()], coupling) for _ in range(layers)]
     order_of_blocks = blocks if visits is None else [blocks[i] for i in visits]
     return ReversibleStack(order_of_blocks, engine=engine, **options).to(dtype)
 
