@@ -118,6 +118,7 @@ def run_check(loaded: Loaded) -> Dict[str, Any]:
             "stages": result.found.stages,
             "forward_stages": result.found.forward_stages,
             "ipus": result.found.ipus,
+            "kept": _kept_numbers(result.found),
             "options": result.options.splitlines(),
         },
         "artifacts": {},
@@ -183,6 +184,27 @@ def _optimizer_lines(config: Config, optimizer: torch.optim.Optimizer) -> List[s
     ]
 
 
+def _kept_numbers(found: Examination) -> Optional[Dict[str, int]]:
+    """Bytes of one micro-batch between its two passes, for `--json`."""
+    kept = found.kept
+    if kept is None:
+        return None
+    gradients = sum(kept.gradients.values())
+    return {"activations": kept.activations, "gradients": gradients, "recomputed": kept.recomputed, "forward": kept.forward}
+
+
+def _kept_lines(found: Examination) -> List[str]:
+    kept = found.kept
+    if kept is None:
+        return []
+    text = f"kept for the backward pass of a micro-batch: {kept.activations:,} bytes of activations"
+    if kept.gradients:
+        text += f", {sum(kept.gradients.values()):,} of gradients (one copy of {len(kept.gradients)} parameters)"
+    if kept.recomputed:
+        text += f"; {kept.recomputed:,} more while a layer is computed again"
+    return [text]
+
+
 def _stages_agree(result: CheckResult, planned: int) -> None:
     """Our own arithmetic (config/layout.py) against the stages that were traced; they differ only by a mistake of ours."""
     traced, pipelined = result.found.forward_stages, result.config.ipu.execution == "pipelined"
@@ -199,7 +221,7 @@ def format_check(result: CheckResult) -> str:
         lines += [result.placement, ""]
     if found.forward_stages:
         lines.append(_pipeline_line(config, found))
-    lines += result.batch + result.optimizer
+    lines += result.batch + result.optimizer + _kept_lines(found)
     if found.ops:
         lines += ["", f"{'operation':<36}{'count':>6}  {'types':<22} handler"]
         for row in found.ops:

@@ -17,6 +17,7 @@ from ipu_lean.ipu import contract
 from ipu_lean.ipu.emulator import Error, Options, graph, optable
 from ipu_lean.ipu.emulator.args import micro_batch
 from ipu_lean.ipu.emulator.examine import Report, examine
+from ipu_lean.ipu.emulator.kept import Kept, kept_for_backward
 from ipu_lean.ipu.emulator.structures import flatten
 from ipu_lean.ipu.emulator.verify import gradient_gaps
 from ipu_lean.ipu.remedies import remedy
@@ -60,6 +61,8 @@ class Examination:
         findings: in the order of the rules. notes: what PopTorch does otherwise than Python, and rightly so here.
         ops: rows (op, count, dtypes, handler); handler is PopTorch's file and line, "host" for what is evaluated from constants.
         stages: rows (stage, ipu, ops). forward_stages: F. ipus: of all replicas.
+        kept: bytes that one micro-batch keeps for its backward pass; None for a step that would not compile, or that holds
+            operations without shape rules.
         unproven: autograd.Function classes whose gradients could not be compared, because the weights were on `meta`.
     """
 
@@ -69,6 +72,7 @@ class Examination:
     stages: List[Dict[str, int]] = field(default_factory=list)
     forward_stages: int = 0
     ipus: int = 0
+    kept: Optional[Kept] = None
     unproven: List[str] = field(default_factory=list)
 
     def add(self, finding: Finding) -> None:
@@ -102,6 +106,7 @@ def examine_step(
     _collect(found, report, "training")
     found.ops, found.stages = op_rows(report), _stage_rows(report.ops)
     found.forward_stages, found.ipus = report.forward_stages, report.ipus
+    found.kept = _kept(report, options)
     _trainable(found, step, report)
     _backward_code(found, step, args, options, report)
     if evaluation is not None:
@@ -122,6 +127,15 @@ def _collect(found: Examination, report: Report, phase: str) -> None:
             continue  # judged by its numbers, below
         place = {} if where is None or not where.file else {"module": where.module, "file": where.file, "line": where.line}
         found.add(Finding(note.rule, note.message, phase, **place))
+
+
+def _kept(report: Report, options: Any) -> Optional[Kept]:
+    if report.trace is None or report.violations:
+        return None
+    try:
+        return kept_for_backward(report.trace, options)
+    except (NotImplementedError, RuntimeError):
+        return None
 
 
 def _trainable(found: Examination, step: nn.Module, report: Report) -> None:

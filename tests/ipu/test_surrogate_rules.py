@@ -177,3 +177,38 @@ def test_a_derivative_that_poptorch_ignores_is_refused() -> None:
     with pytest.raises(ConfigError, match="cannot be written in PopTorch's operations") as caught:
         SurrogateStep(model, poptorch, config)
     assert caught.value.key == "memory.ipu_backward"
+
+
+def kept(mode: str, depth: int, **changes: Any) -> Any:
+    changes = {"memory": {"ipu_backward": mode}, "model": {"depth": depth}, "ipu": {"layers_per_ipu": [depth]}, **changes}
+    config = surrogate_config(**changes)
+    result = check(config)
+    assert result.verdict == "pass"
+    return result.found.kept
+
+
+def test_activations_are_flat_in_depth_and_gradients_one_copy_a_parameter() -> None:
+    shallow, deep = (kept("surrogate", depth) for depth in (2, 8))
+    stream = 2 * 8 * 16 * 4
+    assert deep.activations == shallow.activations <= 2 * stream
+    assert deep.forward == shallow.forward and deep.recomputed == 0
+    parameters = dict(lively(surrogate_config()).named_parameters())
+    four = kept("surrogate", 4)
+    assert four.gradients == {f"model.{name}": parameter.numel() * 4 for name, parameter in parameters.items()}
+    shared = kept("surrogate", 8, model={"depth": 8, "num_hidden_groups": 1})
+    assert sum(shared.gradients.values()) < sum(deep.gradients.values()) / 5  # one copy, however often a layer is visited
+
+
+def test_recomputation_keeps_two_streams_a_layer() -> None:
+    shallow, deep = (kept("recompute", depth) for depth in (4, 8))
+    stream = 2 * 8 * 16 * 4
+    assert deep.activations - shallow.activations == 4 * 2 * stream
+    assert deep.gradients == {} and deep.recomputed == shallow.recomputed > stream
+
+
+def test_dropout_masks_are_held_from_one_walk_to_the_other() -> None:
+    dropped = {"dropout": 0.1, "attention_dropout": 0.1}
+    shallow, deep = (kept("surrogate", depth, model={"depth": depth, **dropped}) for depth in (2, 8))
+    a_layer = 2 * (2 * 8 * 16) + 2 * 2 * 8 * 8  # bool: both branches' outputs, attention weights
+    assert deep.activations == shallow.activations
+    assert deep.forward - shallow.forward == 6 * a_layer

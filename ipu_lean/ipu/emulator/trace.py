@@ -115,7 +115,7 @@ class _Shadow:
         names.append(path)
         self.trainable[path] = is_parameter and tensor.requires_grad
         self._recorder.placeholder("p_" + path.replace(".", "_"), twin, "parameter" if is_parameter else "buffer")
-        self._recorder.node_of(twin).meta["name"] = path
+        self._recorder.node_of(twin).meta.update(name=path, trainable=self.trainable[path])
         return twin
 
     def restore(self) -> List[str]:
