@@ -67,3 +67,8 @@ def reduce_scatter(output: torch.Tensor, source: torch.Tensor) -> None:
     import torch.distributed as dist
 
     (getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor)(output, source)
+
+
+def fused_adam(decoupled: bool) -> Any:
+    """torch's kernel that makes Adam's (or AdamW's) whole update in one pass over CPU tensors; None before torch 2.4."""
+    return getattr(torch, "_fused_adamw_" if decoupled else "_fused_adam_", None) if TORCH >= (2, 4) else None
