@@ -1,0 +1,78 @@
+"""What a trial costs, from its configuration alone: parameters, arithmetic, bytes. Estimates, for planning only."""
+
+from __future__ import annotations
+
+import os
+from typing import Optional
+
+from ipu_lean.config import Config, derived
+
+UNKNOWN_FEATURES = 3072  # of an image whose size the data will tell: 32 x 32 in three colours
+COPIES = 6  # weights, gradients, two moments, and the sums and copies in between
+ACTIVATIONS = 12  # widths that a layer keeps of each token, besides the feed-forward and the scores
+
+
+def vocab(config: Config) -> int:
+    """Rows of the readout, or a fair guess."""
+    if config.model.kind != "gpt":
+        return 10
+    return config.model.vocab or derived.tokenizer_vocab(config.data.tokenizer)
+
+
+def tokens(config: Config) -> int:
+    """Labels in one micro-batch."""
+    return config.batch.micro * (config.model.seq if config.model.kind == "gpt" else 1)
+
+
+def parameters(config: Config) -> int:
+    """Weights of the model, norms and biases left out."""
+    model = config.model
+    if model.kind != "gpt":
+        features = getattr(model, "features", None) or UNKNOWN_FEATURES
+        return model.width * (features + (model.depth - 1) * model.width + vocab(config))
+    matrices = 3 if model.activation.endswith("glu") else 2
+    layer = model.width * (4 * model.width + matrices * derived.ffn_width(model))
+    layers = derived.groups(model) * model.num_inner_groups
+    return layers * layer + (1 if model.tied else 2) * vocab(config) * model.width
+
+
+def work(config: Config) -> float:
+    """Floating-point operations of one update: 6 for each weight and token, and attention's scores."""
+    model = config.model
+    share = derived.visits(model) / derived.groups(model) if model.kind == "gpt" else 1.0
+    scores = 2.0 * model.depth * model.width * model.seq if model.kind == "gpt" else 0.0
+    micro_batches = config.batch.accumulation * config.batch.replicas
+    return micro_batches * tokens(config) * 6.0 * (parameters(config) * share + scores)
+
+
+def bytes_each(config: Config) -> int:
+    """Memory of one trial among others: its tensors and what the backward pass keeps of one micro-batch, in float32."""
+    model = config.model
+    if model.kind != "gpt":
+        kept = 4 * model.depth * model.width
+    else:
+        layer = ACTIVATIONS * model.width + 3 * derived.ffn_width(model) + 2 * derived.heads(model) * model.seq
+        kept = model.depth * layer + 3 * vocab(config)
+    return 4 * (COPIES * parameters(config) + tokens(config) * kept)
+
+
+def available_bytes() -> Optional[int]:
+    """Memory that this machine (or this container) can still give; None where it does not say."""
+    found = []
+    try:
+        with open("/proc/meminfo", encoding="ascii") as lines:
+            found += [1024 * int(line.split()[1]) for line in lines if line.startswith("MemAvailable:")]
+    except (OSError, ValueError):
+        pass
+    for most, used in (
+        ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current"),
+        ("/sys/fs/cgroup/memory/memory.limit_in_bytes", "/sys/fs/cgroup/memory/memory.usage_in_bytes"),
+    ):
+        try:
+            with open(most, encoding="ascii") as limit, open(used, encoding="ascii") as now:
+                found.append(int(limit.read()) - int(now.read()))
+        except (OSError, ValueError):
+            continue
+    if not found and "SC_AVPHYS_PAGES" in os.sysconf_names:
+        found.append(os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
+    return max(0, min(found)) if found else None
