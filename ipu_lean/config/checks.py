@@ -8,6 +8,7 @@ from typing import Optional
 
 from ipu_lean.config import derived
 from ipu_lean.config.ipu_rules import check_ipu
+from ipu_lean.config.kinds import check_kind
 from ipu_lean.config.layout import IPU_DEVICES
 from ipu_lean.config.model import ModelConfig
 from ipu_lean.config.model_rules import check_model
@@ -24,6 +25,7 @@ def check(config: Config) -> None:
     """Raises ConfigError for the first rule that does not hold."""
     _precision(config)
     check_model(config.model, "model")
+    check_kind(config)
     _vocab(config)
     _mup(config)
     _memory(config)

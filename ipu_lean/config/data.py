@@ -1,4 +1,4 @@
-"""`data:` which text, and how it becomes tokens."""
+"""`data:` which text, and how it becomes tokens; or which images."""
 
 from typing import Dict, Literal, Optional, Union
 
@@ -25,7 +25,7 @@ class TokenizerConfig(Section):
 
 
 class DataConfig(Section):
-    """The corpus. Paths are meant from the folder in which the command is run."""
+    """The corpus, or the images. Paths are meant from the folder in which the command is run."""
 
     corpus: str = setting(
         "auto",
@@ -34,15 +34,23 @@ class DataConfig(Section):
         "0.45 million), `shakespeare`, `hf:NAME[:CONFIG[:SPLIT]]` (a Hugging Face data set), or a file, a folder or a glob.",
         min_length=1,
     )
+    images: Optional[str] = setting(
+        None,
+        "Images for `model.kind: mlp`, instead of a text: `digits` (1,797 of 8 x 8, in the PyPI package scikit-learn), "
+        "`cifar10:FOLDER` or `cifar10-test:FOLDER` (the unpacked python or binary batches), or `FILE.npz` with arrays x "
+        "(images first) and y (classes from 0).",
+        min_length=1,
+    )
     text_key: str = setting("text", "Which key of a .jsonl line, or column of a data set, holds the text.", min_length=1)
     tokenizer: TokenizerConfig = section(TokenizerConfig, "How text becomes numbers.")
     validation: Dict[str, Union[float, str]] = Field(
         default_factory=lambda: {"valid": 0.05},
         description=(
-            "Named validation sets: a number is that share of the corpus, held out from its end; a string is another corpus, "
-            "named like `corpus`. The first one decides which checkpoint is best."
+            "Named validation sets: a number is that share of the corpus, held out from its end (of images, which come in a "
+            "fixed random order); a string is another corpus, named like `corpus` (or `images`). The first one decides which "
+            "checkpoint is best."
         ),
     )
-    cache: Optional[str] = setting(None, "Where prepared tokens are kept. Unset: $IPU_LEAN_CACHE, else ~/.cache/ipu_lean.")
-    shuffle: bool = setting(True, "Visit the training windows in a new random order each epoch (seeded).")
+    cache: Optional[str] = setting(None, "Where prepared data is kept. Unset: $IPU_LEAN_CACHE, else ~/.cache/ipu_lean.")
+    shuffle: bool = setting(True, "Visit the training windows (or images) in a new random order each epoch (seeded).")
     limit: Optional[int] = setting(None, "Read at most this many characters of the corpus.", ge=1)

@@ -85,6 +85,16 @@ def group_of_visit(model: ModelConfig, visit: int) -> int:
     return visit * groups(model) // visits(model)
 
 
+def tied(model: ModelConfig) -> bool:
+    """Whether the readout is the embedding's matrix."""
+    return model.tied and model.kind == "gpt"
+
+
+def labels_per_row(model: ModelConfig) -> int:
+    """Labels in one row of a batch: a token's successor at each position, or the one class of an image."""
+    return model.seq if model.kind == "gpt" else 1
+
+
 def is_mup(config: Config) -> bool:
     """Whether multipliers follow the width."""
     return config.mup.parametrization == "mup"
@@ -92,6 +102,8 @@ def is_mup(config: Config) -> bool:
 
 def depth_mult(config: Config) -> float:
     """CompleteP's branch multiplier, base_depth / depth; 1 without the rule."""
+    if config.model.kind == "mlp":
+        return 1.0  # it has no branches
     rule = config.mup.depth_rule
     completep = rule == "completep" or (rule == "auto" and is_mup(config))
     return config.mup.base_depth / config.model.depth if completep else 1.0
@@ -131,7 +143,7 @@ def engine(config: Config) -> str:
     """
     if config.memory.engine != "auto":
         return config.memory.engine
-    if config.device in ("ipu", "ipu-emulated"):
+    if config.model.kind == "mlp" or config.device in ("ipu", "ipu-emulated"):
         return "store"
     return "invert" if config.model.stack.kind == "reversible" else "store"
 

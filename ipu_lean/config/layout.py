@@ -57,7 +57,7 @@ def layout(config: Config) -> Layout:
     ipu = config.ipu
     layers = resolve_layers(ipu.layers_per_ipu, config.model.depth)
     last = len(layers) - 1
-    head = ipu.head_ipu if ipu.head_ipu is not None else ipu.embedding_ipu if config.model.tied else last
+    head = ipu.head_ipu if ipu.head_ipu is not None else ipu.embedding_ipu if derived.tied(config.model) else last
     return Layout(tuple(layers), ipu.embedding_ipu, head)
 
 

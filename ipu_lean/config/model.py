@@ -63,9 +63,15 @@ class StackConfig(Section):
 class ModelConfig(Section):
     """The network. Widths count features, depth counts layers, and a layer is one attention and one feed-forward."""
 
-    kind: Literal["gpt"] = setting("gpt", "`gpt`: a pre-norm decoder that predicts the next token.")
+    kind: Literal["gpt", "mlp"] = setting(
+        "gpt",
+        "`gpt`: a pre-norm decoder that predicts the next token. `mlp`: fully connected layers that classify images "
+        "(`data.images`); of this section it reads width, depth, activation (without gate), bias, dropout and features.",
+    )
     width: int = setting(256, "Features of the residual stream (d_model). muP transfers learning rates over this number.", ge=1)
-    depth: int = setting(6, "Layers executed, counted with repeats when layers are shared.", ge=1)
+    depth: int = setting(
+        6, "Layers executed, counted with repeats when layers are shared; of an mlp its hidden layers.", ge=1
+    )
     heads: Optional[int] = setting(
         None,
         "Attention heads; their size is width / heads, so it grows with width. Give this or `head_size`, not both; "
@@ -115,7 +121,12 @@ class ModelConfig(Section):
         ge=1,
     )
     num_inner_groups: int = setting(1, "Layers in a group; each visit to a group runs all of them, so this divides depth.", ge=1)
-    dropout: float = setting(0.0, "Share of a branch's output that is dropped in training.", ge=0, lt=1)
+    features: Optional[int] = setting(
+        None, "Numbers in one image, which an mlp takes in. Unset: as many as `data.images` has (28 x 28 = 784).", ge=1
+    )
+    dropout: float = setting(
+        0.0, "Share of a branch's output (of an mlp's hidden layer) that is dropped in training.", ge=0, lt=1
+    )
     attention_dropout: float = setting(0.0, "Share of the attention weights that is dropped in training.", ge=0, lt=1)
     embedding_dropout: float = setting(0.0, "Share of the embedded tokens' features that is dropped in training.", ge=0, lt=1)
     stack: StackConfig = section(StackConfig, "How the layers are joined.")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from ipu_lean.config import derived
+from ipu_lean.config.kinds import check_mlp
 from ipu_lean.config.model import ModelConfig
 from ipu_lean.config.stack_rules import check_stack
 from ipu_lean.errors import ConfigError
@@ -10,6 +11,13 @@ from ipu_lean.errors import ConfigError
 
 def check_model(model: ModelConfig, where: str) -> None:
     """The rules inside one model section; `where` is its dotted path, for the message."""
+    if model.kind == "mlp":
+        check_mlp(model, where)
+        return
+    if model.features is not None:
+        raise ConfigError(
+            "a gpt reads tokens, which have no features", key=f"{where}.features", value=model.features, suggestion="remove it"
+        )
     _heads(model, where)
     if model.ffn_width is None and derived.ffn_width(model) < 1:
         raise ConfigError("ffn_ratio x width rounds to zero", key=f"{where}.ffn_ratio", value=model.ffn_ratio)

@@ -7,20 +7,17 @@ others wait for it.
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import itertools
 import json
 import logging
 import os
-import re
 import shutil
-import socket
 from pathlib import Path
 from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Tuple
 
 import numpy as np
 
-from ipu_lean.data import store
+from ipu_lean.data import folders, store
 from ipu_lean.data.pieces import Piece, cut_pieces
 from ipu_lean.data.sample import sample_texts
 from ipu_lean.data.sources import Source, corpus_error
@@ -67,34 +64,17 @@ def build_corpus(
         key: the config key that named the corpus.
         verify: compare checksums too, not only sizes.
     """
-    identity = json.dumps([store.SCHEMA, source.identity, source.limit, plan.identity()], sort_keys=True)
-    mark = hashlib.sha256(identity.encode("utf-8")).hexdigest()[:16]
-    slug = re.sub(r"[^A-Za-z0-9]+", "-", source.name).strip("-")[:40] or "corpus"
-    final = cache / f"{slug}-{plan.kind}-{mark}"
+    mark = folders.mark_of(source.identity, source.limit, plan.identity())
 
-    def find(aloud: bool) -> Optional[Dict[str, Any]]:
-        if not final.exists():
-            return None
-        manifest = store.read_json(final / store.MANIFEST)
-        damage = store.find_damage(final, manifest, mark, verify)
-        if damage and aloud:
-            log.warning("The prepared text in %s is damaged (%s) and is made again.", final, damage)
-        return None if damage else manifest
+    def make(work: Path) -> Dict[str, Any]:
+        return _Build(work, source, plan, mark, key, progress).run()
 
-    manifest = find(aloud=False)
-    if manifest is not None:
-        return final, manifest
-    with store.disk_errors(cache), store.exclusive(cache / "locks" / f"{mark}.lock", lambda: progress("wait", 0, None)) as locked:
-        manifest = find(aloud=True)
-        if manifest is None:
-            mine = "" if locked else f".{socket.gethostname()}.{os.getpid()}"
-            work = final.with_name(f".{final.name}{mine}.part")
-            with store.disk_errors(work):
-                manifest = _Build(work, source, plan, mark, key, progress).run()
-                store.publish(work, final)
-                with contextlib.suppress(FileNotFoundError):
-                    (final / PROGRESS).unlink()
-    return final, manifest
+    path, manifest = folders.find_or_make(
+        cache, source.name, plan.kind, mark, make, lambda: progress("wait", 0, None), verify=verify
+    )
+    with contextlib.suppress(OSError):
+        (path / PROGRESS).unlink()
+    return path, manifest
 
 
 class _Build:

@@ -37,6 +37,8 @@ class Prepared:
     train: TokenFile
     validation: Dict[str, TokenFile]
 
+    unit, what = "tokens", "pieces in the vocabulary"
+
     @property
     def vocab(self) -> int:
         """Ids are 0 .. vocab - 1."""

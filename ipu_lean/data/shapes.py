@@ -1,4 +1,4 @@
-"""What a configuration's batches look like, known before any data is read."""
+"""What a configuration's batches look like, known before the data is prepared."""
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
@@ -7,17 +7,30 @@ import numpy as np
 
 from ipu_lean.config import derived
 from ipu_lean.data.batches import IGNORED, Batch
+from ipu_lean.data.images import image_size
 
 if TYPE_CHECKING:
     from ipu_lean.config import Config
 
 
 def expected_vocab(config: Config) -> int:
-    """Rows of the readout: `model.vocab`, or the tokenizer's number (of a loaded tokenizer: an estimate)."""
+    """Rows of the readout: the classes of the images; `model.vocab`, or the tokenizer's number (a loaded one knows its own)."""
+    if config.data.images is not None:
+        return image_size(config.data.images)[1]
     return config.model.vocab or derived.tokenizer_vocab(config.data.tokenizer)
 
 
+def expected_features(config: Config) -> int:
+    """Numbers in one image: `model.features`, or as many as `data.images` has."""
+    return config.model.features or image_size(config.data.images or "")[0]
+
+
 def blank_batch(config: Config, rows: int) -> Batch:
-    """(inputs, labels) of the shapes and types that the model takes; the labels count nothing. Text: int32 `[rows, seq]`."""
+    """(inputs, labels) of the shapes and types that the model takes; the labels count nothing.
+
+    Text: int32 `[rows, seq]` twice. Images: float32 `[rows, features]`, int32 `[rows]`.
+    """
+    if config.model.kind == "mlp":
+        return np.zeros((rows, expected_features(config)), np.float32), np.full(rows, IGNORED, np.int32)
     shape = (rows, config.model.seq)
     return np.zeros(shape, np.int32), np.full(shape, IGNORED, np.int32)

@@ -162,12 +162,13 @@ def _quiet() -> Iterator[None]:
 
 
 def _batch_lines(config: Config) -> List[str]:
-    batch, seq = config.batch, config.model.seq
+    batch = config.batch
+    each = f"rows of {config.model.seq} tokens" if config.model.kind == "gpt" else "images"
     iterations = eval_device_iterations(config)
     rows = batch.global_batch * batch.device_iterations
     return [
         f"training call: {batch.micro} micro x {batch.accumulation} accumulation x {batch.replicas} replicas x "
-        f"{batch.device_iterations} device iterations = {rows} rows of {seq} tokens, {batch.device_iterations} updates",
+        f"{batch.device_iterations} device iterations = {rows} {each}, {batch.device_iterations} updates",
         f"evaluation call: {batch.micro} micro x {batch.replicas} replicas x {iterations} device iterations = "
         f"{batch.micro * batch.replicas * iterations} rows",
     ]

@@ -29,7 +29,7 @@ class PopTrainStep(TrainStep):
         self._mark = partial(poptorch.identity_loss, reduction="none")
         model.set_attention("explicit")
         model.set_loss(chunk=model.loss_chunk, plain=True)
-        model.layers.engine = "store"
+        model.set_engine("store")
 
     def forward(self, tokens: torch.Tensor, labels: torch.Tensor) -> Tuple[torch.Tensor, torch.Tensor]:
         """Integers `[micro, seq]` twice."""

@@ -202,6 +202,10 @@ class GPT(nn.Module):
             if isinstance(module, CausalSelfAttention):
                 module.set_implementation(implementation)
 
+    def set_engine(self, engine: str) -> None:
+        """How activations are saved: `store`, `invert` or `checkpoint`, see the stacks."""
+        self.layers.engine = engine
+
     def set_loss(self, chunk: Optional[int] = None, plain: bool = False) -> None:
         """How the loss saves memory: tokens per chunk (None: automatic, 0: all), and whether in `plain` operations (PopTorch)."""
         if chunk is not None and chunk < 0:

@@ -1,4 +1,4 @@
-"""The step that every device runs: tokens and labels in, loss and sums out."""
+"""The step that every device runs: inputs and labels in, loss and sums out."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from torch import nn
 
 
 class TrainStep(nn.Module):
-    """(tokens, labels) -> (loss, sums), as one module: what an engine wraps, and what PopTorch traces.
+    """(inputs, labels) -> (loss, sums), as one module: what an engine wraps, and what PopTorch traces.
 
-    Any model will do that has `hidden(tokens)`, `loss(h, labels)` and `sum_names`.
+    Any model will do that has `hidden(inputs)`, `loss(h, labels)` and `sum_names`.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -23,6 +23,8 @@ class TrainStep(nn.Module):
         """Names of the sums, in order."""
         return tuple(self.model.sum_names)
 
-    def forward(self, tokens: torch.Tensor, labels: torch.Tensor) -> Tuple[torch.Tensor, torch.Tensor]:
-        """Integers `[batch, seq]` twice -> (mean loss, a scalar; float32 sums `[3]`, which carry no gradient)."""
-        return self.model.loss(self.model.hidden(tokens), labels)
+    def forward(self, inputs: torch.Tensor, labels: torch.Tensor) -> Tuple[torch.Tensor, torch.Tensor]:
+        """Tokens and labels `[batch, seq]`, or images `[batch, features]` and labels `[batch]` -> (mean loss, a scalar; float32
+        sums `[3]`, which carry no gradient).
+        """
+        return self.model.loss(self.model.hidden(inputs), labels)

@@ -9,10 +9,10 @@ from torch import nn
 
 
 class Probe(nn.Module):
-    """tokens `[micro, seq]` -> what each watched module gave for the first sequence, `[1, seq, ...]`, in execution order.
+    """inputs of a micro-batch -> what each watched module gave for the first row, `[1, ...]`, in execution order.
 
     Watched are the embedding, both branches of every layer, the final norm and the readout. Hooks take the results, which
-    PopTorch traces like any other code. Only the first sequence leaves the device, since each output is a stream of its own.
+    PopTorch traces like any other code. Only the first row leaves the device, since each output is a stream of its own.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -29,16 +29,16 @@ class Probe(nn.Module):
             if isinstance(output, torch.Tensor):
                 visits = sum(seen == name or seen.startswith(name + " (visit ") for seen in self.names)
                 self.names.append(name if not visits else f"{name} (visit {visits + 1})")
-                self._seen.append(output.reshape((-1, *output.shape[-2:]))[:1].float())
+                self._seen.append(output[:1].float())
 
         return hook
 
-    def forward(self, tokens: torch.Tensor) -> Tuple[torch.Tensor, ...]:
-        """Integers `[micro, seq]`."""
+    def forward(self, inputs: torch.Tensor) -> Tuple[torch.Tensor, ...]:
+        """Integers `[micro, seq]`, or images `[micro, features]`."""
         # Emptied, not replaced: PopTorch calls this on a shallow copy of the module, which shares the lists.
         self.names.clear()
         self._seen.clear()
-        self.model.readout(self.model.hidden(tokens))
+        self.model.readout(self.model.hidden(inputs))
         seen = tuple(self._seen)
         self._seen.clear()
         return seen

@@ -107,7 +107,7 @@ def _rounding_spread(model: nn.Module, config: Config, trace: Trace) -> Dict[int
             signs = torch.randint(0, 2, parameter.shape, generator=generator) * 2 - 1
             parameter.mul_(1.0 + signs.to(parameter.dtype) * torch.finfo(torch.float32).eps / 2)
     model.set_attention("explicit")
-    model.layers.engine = "store"
+    model.set_engine("store")
     twin = Trace({}, trace.start, 1)
     engine = torch_side.make_engine(model, config)
     try:
@@ -143,7 +143,7 @@ def _train(engine: Engine, trace: Trace, say: Say, device: str) -> None:
     kept = kept_calls(calls, size)
     for call in range(calls):
         part = slice(call * per, (call + 1) * per)
-        batch = tuple(array[part].reshape(-1, array.shape[-1]).numpy() for array in (start.tokens, start.labels))
+        batch = tuple(array[part].reshape(-1, *array.shape[2:]).numpy() for array in (start.tokens, start.labels))
         result = engine.train_step(batch)  # type: ignore[arg-type]
         losses = result.losses or (result.loss,)
         trace.losses += [float(loss) for loss in losses]

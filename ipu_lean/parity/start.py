@@ -83,8 +83,8 @@ def zero_gradients(model: nn.Module, tokens: torch.Tensor, labels: torch.Tensor)
     The key's bias without rotary positions, for one: it adds the same number to all scores of a query.
     """
     twin = copy.deepcopy(model).double().train()
-    if hasattr(twin, "layers"):
-        twin.layers.engine = "store"
+    if hasattr(twin, "set_engine"):
+        twin.set_engine("store")
     loss, _ = TrainStep(twin)(tokens, labels)
     names = [name for name, _ in twin.named_parameters()]
     found = torch.autograd.grad(loss, list(twin.parameters()), allow_unused=True)

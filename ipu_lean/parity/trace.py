@@ -3,7 +3,7 @@
     DIR/manifest.json            what ran, losses by update, names in order; written last, so a trace without it is not whole
     DIR/config.yaml              the configuration of this side
     DIR/start.safetensors        weights before the first update
-    DIR/batches.safetensors      tokens and labels [updates, rows, seq]
+    DIR/batches.safetensors      tokens (or images) and labels [updates, rows, ...]
     DIR/activations.safetensors  of the first micro-batch
     DIR/gradients.safetensors    of the first update
     DIR/weights-000004.safetensors ...                                 after that many updates
@@ -32,10 +32,11 @@ class Start:
 
     Attributes:
         weights: by name, float32, on the CPU.
-        tokens, labels: int32 `[updates, rows, seq]`.
+        tokens, labels: int32 `[updates, rows, seq]`; of an mlp the images, float32 `[updates, rows, features]`, and int32
+            `[updates, rows]`.
         drawn: tensors that were zero at initialisation and were drawn at random for the comparison.
         zero_gradients: tensors whose gradient is zero in exact arithmetic when no matrix is zero (measured in float64).
-        vocab: rows of the embedding.
+        vocab: rows of the readout.
     """
 
     weights: Tensors

@@ -50,7 +50,7 @@ def banner(config: Config, model: nn.Module, vocab: int, world: World) -> List[s
     changed = "  ".join(f"{key}={value}" for key, value in non_defaults(config).items())
     used = "  ".join(f"{name} {number}" for name, number in versions().items())
     threads = "" if world.device.type == "cuda" else f", {torch.get_num_threads()} threads each"
-    tokens = batch.global_batch * model_config.seq
+    tokens = batch.global_batch * derived.labels_per_row(model_config)
     lr, schedule = config.optimizer.lr, config.schedule
     last = lr if schedule.kind == "constant" else lr * schedule.final
     processes = "1 process" if world.size == 1 else f"{world.size} processes ({strategy_name(config, world)})"
@@ -58,12 +58,22 @@ def banner(config: Config, model: nn.Module, vocab: int, world: World) -> List[s
         f"versions: {used}",
         f"config (what differs from defaults): {changed or 'nothing'}",
         f"device: {config.device}, {config.precision}, seed {config.seed}, {processes}{threads}",
-        f"model: {count_parameters(model):,} parameters (tied ones counted once), {model_config.depth} layers, "
-        f"width {model_config.width}, {derived.heads(model_config)} heads, vocabulary {vocab:,}, {model_config.stack.kind} stack,"
-        f" memory engine {derived.engine(config)}, {config.mup.parametrization} parametrisation",
-        f"batch: {batch.micro} micro x {batch.accumulation} accumulation x {batch.replicas} replicas = {batch.global_batch} rows "
-        f"x {model_config.seq} tokens = {tokens:,} per update"
+        f"model: {count_parameters(model):,} parameters (tied ones counted once), {_network(config, vocab)}, "
+        f"{config.mup.parametrization} parametrisation",
+        f"batch: {batch.micro} micro x {batch.accumulation} accumulation x {batch.replicas} replicas = {batch.global_batch} "
+        + (f"rows x {model_config.seq} tokens = {tokens:,} per update" if model_config.kind == "gpt" else "images per update")
         + (f", {batch.device_iterations} updates per device call" if batch.device_iterations > 1 else ""),
         f"schedule: {schedule.kind}, {schedule.warmup} warm-up, {derived.horizon(config)} updates, lr {lr:.3g} -> {last:.3g}; "
         f"{config.train.steps} updates in all",
     ]
+
+
+def _network(config: Config, vocab: int) -> str:
+    """The network in a few words."""
+    model = config.model
+    if model.kind == "mlp":
+        return f"{model.depth} hidden layers, width {model.width}, {model.activation}, {vocab:,} classes"
+    return (
+        f"{model.depth} layers, width {model.width}, {derived.heads(model)} heads, vocabulary {vocab:,}, {model.stack.kind} stack"
+        f", memory engine {derived.engine(config)}"
+    )

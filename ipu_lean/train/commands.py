@@ -12,6 +12,8 @@ from pathlib import Path
 from typing import Any, Callable, Dict, List, Optional, Sequence
 
 from ipu_lean.config import Config, Loaded, config_hash, dump_config, require_device
+from ipu_lean.data import expected_features
+from ipu_lean.data.images import absolute_images
 from ipu_lean.errors import ConfigError, EnvironmentProblem, Interrupted, IpuLeanError
 from ipu_lean.ipu.dist import under_poprun
 from ipu_lean.train.engines.protocol import DeviceFailure
@@ -206,9 +208,13 @@ def _speaking(first: bool) -> Any:
 
 
 def with_absolute_paths(config: Config) -> Config:
-    """Paths that exist made absolute, so that the run directory can be used from any folder."""
+    """Paths that exist made absolute, and an mlp's number of features written out: the run directory can be used from any
+    folder, and needs no second look at the images to know its model.
+    """
 
     def absolute(source: Any) -> Any:
+        if config.data.images is not None:
+            return absolute_images(source)
         there = isinstance(source, str) and (os.path.exists(source) or bool(glob.glob(source, recursive=True)))
         return str(Path(source).absolute()) if there else source
 
@@ -216,8 +222,13 @@ def with_absolute_paths(config: Config) -> Config:
     tokenizer = data.tokenizer.model_copy(update={"path": absolute(data.tokenizer.path)})
     changes = {
         "corpus": absolute(data.corpus),
+        "images": absolute(data.images),
         "tokenizer": tokenizer,
         "cache": None if data.cache is None else str(Path(data.cache).expanduser().absolute()),
         "validation": {name: absolute(source) for name, source in data.validation.items()},
     }
-    return config.model_copy(update={"data": data.model_copy(update=changes)})
+    config = config.model_copy(update={"data": data.model_copy(update=changes)})
+    if config.data.images is None:
+        return config
+    model = config.model.model_copy(update={"features": expected_features(config)})
+    return config.model_copy(update={"model": model})

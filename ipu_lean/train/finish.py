@@ -20,7 +20,8 @@ def finish(loop: TrainLoop) -> Dict[str, Any]:
     session, config = loop.session, loop.config
     # A sharded or compiled model does not generate; a copy on the host does.
     apart = session.world.size > 1 or session.engine.holds_weights
-    weights = session.engine.sync_to_host() if apart and not loop.interrupted and config.train.sample.tokens else None
+    speaks = session.task.tokenizer is not None and config.train.sample.tokens > 0 and not loop.interrupted
+    weights = session.engine.sync_to_host() if apart and speaks else None
     if not session.world.first:
         return {}
     session.report.end()
@@ -35,7 +36,7 @@ def finish(loop: TrainLoop) -> Dict[str, Any]:
             artifacts["plot"] = str(run.plot)
     except ImportError as error:
         session.report.warn(f"warning: no loss.png, matplotlib cannot be imported ({error}).")
-    if config.train.sample.tokens and not loop.interrupted:
+    if speaks:
         text = sample_text(loop, weights)
         run.sample.write_text(text + "\n", encoding="utf-8")
         artifacts["sample"] = str(run.sample)

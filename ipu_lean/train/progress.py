@@ -101,7 +101,7 @@ class Reporter:
         """Called while the corpus is made into tokens; says each stage once."""
         if stage != self._stage:
             self._stage = stage
-            self.line(f"preparing the corpus: {stage}")
+            self.line(f"preparing the data: {stage}")
 
     def begin(self, step: int, steps: int) -> None:
         """Training starts after `step` of `steps` updates."""

@@ -14,6 +14,7 @@ from torch import nn
 
 from ipu_lean.config import Config, config_hash, load, load_config, require_device
 from ipu_lean.data import Tokenizer, load_tokenizer, prepare
+from ipu_lean.data.images import prepare_other
 from ipu_lean.errors import CheckpointError, ConfigError
 from ipu_lean.models import build_model
 from ipu_lean.train import snapshot as snapshots
@@ -24,6 +25,7 @@ from ipu_lean.train.evaluate import evaluate_set
 from ipu_lean.train.files import write_json
 from ipu_lean.train.finish import on_host, prompt_ids
 from ipu_lean.train.generate import check_sampling, check_vocabulary, generate_ids
+from ipu_lean.train.images import ImageTask, open_image_task
 from ipu_lean.train.precision import check_precision
 from ipu_lean.train.progress import Reporter
 from ipu_lean.train.resume import covers, differing
@@ -58,7 +60,7 @@ class Loaded:
     source: Path
     trainer: Dict[str, Any]
     model: nn.Module
-    tokenizer: Tokenizer
+    tokenizer: Optional[Tokenizer]
     world: World
 
 
@@ -88,9 +90,10 @@ def open_run(run_dir: str, which: str, report: Reporter, overrides: Sequence[str
         which = "last"
     source = store.find(which)
     snapshot = snapshots.read(source, weights_only=True)
-    tokenizer = load_tokenizer(source / "tokenizer")
     vocab = int(snapshot.trainer["vocab"])
-    check_vocabulary(vocab, tokenizer.vocab)
+    tokenizer = None if config.data.images is not None else load_tokenizer(source / "tokenizer")
+    if tokenizer is not None:
+        check_vocabulary(vocab, tokenizer.vocab)
     model = build_model(config, vocab)
     snapshots.load_into(model, snapshot.model, source)
     world = World.current(config)
@@ -173,7 +176,9 @@ def _own_data(used: Loaded) -> Task:
 
 
 def _other_corpus(used: Loaded, source: str) -> Task:
-    """All tokens of another corpus, encoded as the run encodes, as the set `data`."""
+    """All of another corpus, encoded as the run encodes, as the set `data`; or all of other images, scaled as the run's."""
+    if used.config.data.images is not None:
+        return _other_images(used, source)
     tokenizer = used.config.data.tokenizer
     if tokenizer.kind != "bytes":
         tokenizer = tokenizer.model_copy(update={"path": str(used.source / "tokenizer"), "vocab": None})
@@ -187,6 +192,12 @@ def _other_corpus(used: Loaded, source: str) -> Task:
             error.key = "--data"
         raise
     return TextTask(used.config, replace(prepared, validation={"data": prepared.train}))
+
+
+def _other_images(used: Loaded, source: str) -> Task:
+    own = open_image_task(used.config, record=used.run.data).prepared
+    other = prepare_other(used.config, source, own, "--data")
+    return ImageTask(used.config, replace(own, validation={"data": other}))
 
 
 def run_generate(
@@ -221,6 +232,8 @@ def run_generate(
     if samples < 1:
         raise ConfigError("must be 1 or more", key="--samples", value=samples)
     used = open_run(run_dir, checkpoint, report, host=True)
+    if used.tokenizer is None:
+        raise ConfigError("this run classifies images, and generates no text", key="data.images", value=used.config.data.images)
     given = [_prompt(one) for one in (prompts if prompts is not None else [prompt])]
     asked = [one for one in given for _ in range(samples)]
     if not asked:

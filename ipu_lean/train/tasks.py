@@ -1,6 +1,7 @@
 """What is learnt, as far as the rest of the room cares: batches to train on, batches to measure on, and what identifies them.
 
-A batch is (inputs, labels), batch dimension first: int32 `[rows, seq]` twice for text. A "token" is a label, whatever the task.
+A batch is (inputs, labels), batch dimension first: int32 `[rows, seq]` twice for text, float32 `[rows, features]` and int32
+`[rows]` for images. A "token" is a label, whatever the task.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from ipu_lean.config import Config
 from ipu_lean.data import Prepared, Tokenizer, TrainBatches, blank_batch, eval_batches
 from ipu_lean.train import corpus
 from ipu_lean.train.engines.protocol import Batch
+from ipu_lean.train.images import open_image_task
 
 Progress = Callable[[str, int, int], None]
 
@@ -116,4 +118,6 @@ def open_task(config: Config, progress: Optional[Progress] = None, record: Optio
         ConfigError: data that is missing, unreadable or too little. EnvironmentProblem: a package is missing.
         RunError: what is there is not what `record` notes.
     """
+    if config.data.images is not None:
+        return open_image_task(config, progress, record)
     return TextTask(config, corpus.obtain(config, record, progress))

@@ -280,9 +280,9 @@ def _names_in(optimizer: torch.optim.Optimizer, model: nn.Module) -> List[List[s
 
 
 def _tensors(batch: Batch) -> Any:
-    """int32, which is what the device has: int64 would be narrowed on its side."""
+    """int32 and float32, which is what the device has: int64 would be narrowed on its side."""
     arrays = [np.ascontiguousarray(array) for array in batch]
     for array in arrays:
-        if array.dtype != np.int32:
-            raise ConfigError(f"batches are int32, this one is {array.dtype}", key="data")
+        if array.dtype not in (np.int32, np.float32):
+            raise ConfigError(f"batches are int32 or float32, this one is {array.dtype}", key="data")
     return tuple(torch.from_numpy(array) for array in arrays)

@@ -13,7 +13,7 @@ import torch
 from ipu_lean.errors import RunError
 
 Batch = Tuple[np.ndarray, np.ndarray]
-"""(tokens, labels), each int32 `[rows, seq]`."""
+"""(tokens, labels), each int32 `[rows, seq]`; or (images, classes), float32 `[rows, features]` and int32 `[rows]`."""
 
 
 class DeviceFailure(RunError):
