@@ -168,7 +168,7 @@ def _transfer(found: Drift, axis: str, control: Optional[Drift]) -> Verdict:
     if found.error is None:
         return verdict(INCONCLUSIVE, f"{text}, but one seed says nothing about the noise: sweep 2 or more")
     if slope > SLOPE_PASS or slope + doubt >= SLOPE_FAIL:
-        return verdict(INCONCLUSIVE, f"{text}: it is, or may be, between {SLOPE_PASS} and {SLOPE_FAIL}. Sweep more seeds or sizes")
+        return verdict(INCONCLUSIVE, f"{text}: between {SLOPE_PASS} and {SLOPE_FAIL}, or perhaps so. Sweep more seeds")
     if control is not None and control.slope is not None and abs(control.slope) <= SLOPE_PASS:
         return verdict(
             INCONCLUSIVE,
