@@ -67,6 +67,28 @@ def reformer_layers(branches: Sequence[nn.Module]) -> Run:
     return run
 
 
+def revlib_momentum(branches: Sequence[nn.Module], kind: str, mode: str) -> Run:
+    """revlib's momentum networks, beta 0.9: `pair`, the couplings of its README with a stream of velocity, and `momentum_net`.
+
+    Both give the position x, up to a factor for `momentum_net`.
+    """
+    import revlib
+    from revlib.utils import momentum_net
+
+    beta, memory_mode = 0.9, getattr(revlib.MemoryModes, mode)
+    if kind == "momentum_net":
+        net = momentum_net(*branches, split_dim=-1, beta=beta, memory_mode=memory_mode)
+        return lambda x: net(torch.cat((x, x), -1)).chunk(2, -1)[1] * beta ** len(branches)
+    net = revlib.ReversibleSequential(
+        *[module for branch in branches for module in (branch, nn.Identity())],
+        split_dim=-1,
+        coupling_forward=[lambda v, f: v * beta + f * (1 - beta), revlib.additive_coupling_forward],
+        coupling_inverse=[lambda v, f: (v - f * (1 - beta)) / beta, revlib.additive_coupling_inverse],
+        memory_mode=memory_mode,
+    )
+    return lambda x: net(torch.cat((torch.zeros_like(x), x), -1)).chunk(2, -1)[1]
+
+
 def peers(branches: Sequence[nn.Module]) -> Dict[str, Run]:
     """All that are installed."""
     found: Dict[str, Run] = {

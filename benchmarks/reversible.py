@@ -6,7 +6,8 @@
 
 Memory and time: embedding, stack and mean square of its output, forward and backward, without parameters and gradients. Peers run
 the same branches. By formula, with S = batch * seq * width * 4 bytes: a reversible peak is about 5 S (input, streams, their
-gradients) and what one branch needs. Peers: `pip install ipu_lean[bench]`.
+gradients) and what one branch needs. Peers: `pip install ipu_lean[bench]` and `pip install --no-deps memcnn`; one that is not
+there is left out, which the output says.
 """
 from __future__ import annotations
 
@@ -16,7 +17,7 @@ from typing import Any, Dict, List, Optional, Sequence, Tuple
 
 import torch
 from _common import Claims, LiveBytes, Remote, parameters_and_gradients, table, timed_apart
-from _reversible_peers import ResizedBytes, peers
+from _reversible_peers import ResizedBytes, peers, revlib_momentum
 from torch import nn
 from train_step import VOCAB, Step, stack_step, tokens_of
 
@@ -43,6 +44,7 @@ VARIANTS: Dict[str, Dict[str, Any]] = {
     "mean, global index": {"coupling": "mean", "index": "global"},
     "affine": {"coupling": "affine"},
 }
+PARTS = ("memory", "error", "conditioning", "revlib", "time")
 CONDITIONED = ("additive", "mean", "mean, global index", "affine", "momentum 0.9", "momentum 0.99", "modified momentum 0.9")
 
 
@@ -185,6 +187,31 @@ def described_by(model: nn.Module, name: str, depth: int, tokens: torch.Tensor) 
     )
 
 
+def measure_revlib(claims: Claims) -> List[Dict[str, Any]]:
+    """Gradient errors of momentum stacks, beta 0.9: revlib's function mode against its plain mode, and ours against `store`."""
+    small, rows = {"width": 64, "heads": 2, "seq": 32, "batch": 4}, []
+    tokens, _ = tokens_of(small)
+    for depth in (2, 12, 24):
+        for precision in ("fp32", "bf16-mixed"):
+            model = gpt(small, depth, "momentum 0.9")
+            branches = [branch for block in model.layers.executed() for branch in block.branches]
+            row: Dict[str, Any] = {"layers": depth, "precision": precision}
+            row["ours"] = worst(*(gradients_of(model, how, tokens, precision) for how in ("store", "invert")))
+            for kind in ("pair", "momentum_net"):
+                found = []
+                for mode in ("no_savings", "autograd_function"):
+                    model.zero_grad()
+                    stack_step(model, revlib_momentum(branches, kind, mode), tokens, precision)()
+                    found.append({name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None})
+                named = {n: g for n, g in found[0].items() if g.norm() > 0 and "key.linear.bias" not in n}
+                row[f"revlib {kind}"] = worst(named, found[1])
+            rows.append(row)
+            best = min(row["revlib pair"], row["revlib momentum_net"])
+            if depth > 2:
+                claims.at_most(f"{depth} layers, {precision}: our momentum's gradient error / revlib's", row["ours"] / best, 1.5)
+    return rows
+
+
 def build_step(size: Dict[str, Any], variant: str, how: str) -> Step:
     """Made in the process that runs it."""
     tokens, _ = tokens_of(size)
@@ -228,6 +255,13 @@ def show(result: Dict[str, Any]) -> None:
         ]
         headings = ["variant", "layers", "amplification", "predicted", "measured", "precision's own"]
         print(f"\nWorst gradient error of inverting\n{table(headings, rows)}")
+    if result.get("revlib_momentum"):
+        names = [name for name in result["revlib_momentum"][0] if name not in ("layers", "precision")]
+        rows = [
+            [f"{row['layers']} layers, {row['precision']}"] + [f"{row[name]:.1e}" for name in names]
+            for row in result["revlib_momentum"]
+        ]
+        print(f"\nWorst gradient error of momentum stacks, beta 0.9\n{table(['stack'] + names, rows)}")
     if result.get("seconds"):
         rows = [[name, t["wall"], t["cpu"], t["by_plain"]] for name, t in result["seconds"].items()]
         print(f"\nSeconds a step (medians)\n{table(['variant', 'wall', 'CPU', 'by plain'], rows)}")
@@ -239,11 +273,11 @@ def main(arguments: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--quick", action="store_true", help="small shapes; no claims about time")
     parser.add_argument("--rounds", type=int, help="rounds of timing (default 5, quick 2)")
-    parser.add_argument("--only", choices=("memory", "error", "conditioning", "time"), help="one part of the measurement")
+    parser.add_argument("--only", choices=PARTS, help="one part of the measurement")
     options = parser.parse_args(arguments)
     torch.set_num_threads(1)
     size, claims = QUICK if options.quick else FULL, Claims()
-    wanted = (options.only,) if options.only else ("memory", "error", "conditioning", "time")
+    wanted = (options.only,) if options.only else PARTS
     result: Dict[str, Any] = {"benchmark": "reversible", "torch": torch.__version__, "size": size}
     if "memory" in wanted:
         result["memory_mb"] = measure_memory(size, claims)
@@ -251,6 +285,8 @@ def main(arguments: Sequence[str]) -> int:
         result["gradient_error"] = measure_error(size, claims)
     if "conditioning" in wanted:
         result["conditioning"] = measure_conditioning(claims)
+    if "revlib" in wanted:
+        result["revlib_momentum"] = measure_revlib(claims)
     if "time" in wanted:
         result["seconds"] = measure_time(size, options.rounds or size["rounds"], claims, options.quick)
     show(result)
