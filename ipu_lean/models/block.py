@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Dict, List, Optional, Sequence, Tuple
 
 import torch
 from torch import nn
 
 from ipu_lean.errors import ConfigError
+from ipu_lean.models.parts import Parts
 from ipu_lean.models.spec import GPTSpec
 from ipu_lean.nn import CausalSelfAttention, FCLayer, FeedForward, KVCache, Rotary, make_norm
-from ipu_lean.reversible import ResidualBlock, ReversibleBlock, make_coupling
+from ipu_lean.nn.dropout import drawn_mask
+from ipu_lean.nn.precision import as_matmul_input
+from ipu_lean.reversible import Pieces, ResidualBlock, ReversibleBlock, divided, make_coupling
 
 
 class Branch(nn.Module):
@@ -33,7 +37,7 @@ class Branch(nn.Module):
         # After a norm the multiplier is the branch's; without one, the last linear layer takes it.
         self.mult, self.inner_mult = (spec.branch_mult, 1.0) if spec.sandwich else (1.0, spec.branch_mult)
 
-    def _finish(self, x: torch.Tensor, read: torch.Tensor) -> torch.Tensor:
+    def _finish(self, x: torch.Tensor, read: Optional[torch.Tensor]) -> torch.Tensor:
         if self.norm_after is not None:
             x = self.norm_after(x)
         x = x if self.mult == 1.0 else x * self.mult
@@ -58,11 +62,38 @@ class AttentionBranch(Branch):
             query_zero_init=spec.query_zero_init,
             mult=self.inner_mult,
         )
+        self.heads_at_once = spec.heads_at_once
 
     def forward(self, x: torch.Tensor, mask: Optional[torch.Tensor] = None, cache: Optional[KVCache] = None) -> torch.Tensor:
-        """See `CausalSelfAttention` for mask and cache."""
+        """See `CausalSelfAttention` for mask and cache. With a cache all heads are computed at once."""
+        heads = self.attention.heads
+        if cache is None and 0 < self.heads_at_once < x.shape[0] * heads and self.attention.divisible():
+            parts = Parts(x.shape[0], heads, self.heads_at_once)
+            pieces = Pieces(partial(self._begin, parts), partial(self._part, parts), parts.groups)
+            return self._finish(divided(pieces, x, (self,), mask=mask), None if self.scale is None else self.norm(x))
         read = self.norm(x)
         return self._finish(self.attention(read, mask, cache), read)
+
+    def _begin(self, parts: Parts, x: torch.Tensor) -> List[Tuple[torch.Tensor, ...]]:
+        """What each part reads: its sequences, already normalised if other parts read them too, and the output's dropout mask."""
+        given = [as_matmul_input(self.norm(x)) if parts.shared else x]
+        dropout = self.attention.out.dropout
+        if self.training and dropout:
+            given.append(drawn_mask(as_matmul_input(x), dropout))
+        split = list(zip(*(tensor.split(parts.rows) for tensor in given)))
+        return [split[group] for group in parts.groups]
+
+    def _part(
+        self,
+        parts: Parts,
+        number: int,
+        x: torch.Tensor,
+        keep: Optional[torch.Tensor] = None,
+        mask: Optional[torch.Tensor] = None,
+    ) -> torch.Tensor:
+        if not parts.shared:
+            x = as_matmul_input(self.norm(x))
+        return self.attention.of_heads(x, *parts.heads_of(number), parts.mask_of(number, mask), keep)
 
 
 class FeedForwardBranch(Branch):
@@ -79,11 +110,27 @@ class FeedForwardBranch(Branch):
             init_scale=spec.init_scale,
             mult=self.inner_mult,
         )
+        self.chunk = spec.ffn_chunk
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """x -> f(x)."""
+        if 0 < self.chunk < x.numel() // x.shape[-1] and self.feed_forward.divisible():
+            chunks = -(-(x.numel() // x.shape[-1]) // self.chunk)
+            return divided(Pieces(self._begin, self._rows, range(chunks)), x, (self,))
         read = self.norm(x)
         return self._finish(self.feed_forward(read), read)
+
+    def _begin(self, x: torch.Tensor) -> List[Tuple[torch.Tensor, ...]]:
+        """Each chunk's tokens `[tokens, width]` and, if there is dropout, its part of the mask."""
+        given = [x.reshape(-1, x.shape[-1])]
+        dropout = self.feed_forward.down.dropout
+        if self.training and dropout:
+            given.append(drawn_mask(as_matmul_input(x), dropout).view_as(given[0]))
+        return list(zip(*(tensor.split(self.chunk) for tensor in given)))
+
+    def _rows(self, number: int, x: torch.Tensor, keep: Optional[torch.Tensor] = None) -> torch.Tensor:
+        read = self.norm(x)
+        return self._finish(self.feed_forward(read, keep), read)
 
 
 Layer = Tuple[AttentionBranch, FeedForwardBranch]

@@ -19,6 +19,7 @@ class GPTSpec:
         embedding_std, init_scale, query_zero_init, readout_zero_init: initialisation, see `nn/`.
         embedding_mult, output_mult: multiply the embedded tokens and the logits.
         engine, checkpoint_every, loss_chunk: how memory is saved (loss_chunk None: automatic; 0: not chunked).
+        ffn_chunk, heads_at_once: tokens in a chunk of the feed-forward and heads in a group of the attention; 0: all at once.
         attention: `explicit`, `fused` or `torch`, see `CausalSelfAttention`.
     """
 
@@ -62,6 +63,8 @@ class GPTSpec:
     engine: str = "store"
     checkpoint_every: int = 1
     loss_chunk: Optional[int] = None
+    ffn_chunk: int = 0
+    heads_at_once: int = 0
 
     @property
     def head_size(self) -> int:

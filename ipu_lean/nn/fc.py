@@ -10,6 +10,7 @@ from torch import nn
 
 from ipu_lean.errors import ConfigError, did_you_mean
 from ipu_lean.nn.activations import ACTIVATIONS
+from ipu_lean.nn.dropout import dropped
 from ipu_lean.nn.linear import Linear
 from ipu_lean.nn.norms import make_norm
 from ipu_lean.nn.readout import PopReadout
@@ -70,14 +71,22 @@ class FCLayer(nn.Module):
         if self.norm is not None:
             self.norm.reset_parameters()
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """`[..., in_dim] -> [..., out_dim]`."""
+    def forward(self, x: torch.Tensor, keep: Optional[torch.Tensor] = None) -> torch.Tensor:
+        """`[..., in_dim] -> [..., out_dim]`; `keep` `[..., out_dim]` is a mask for the dropout, drawn before (dropout.py)."""
         x = self.linear(x)
         if self.norm is not None:
             x = self.norm(x)
         if self.activation != "none":
             x = ACTIVATIONS[self.activation](x)
+        if keep is not None:
+            return dropped(x, keep, self.dropout)
         return F.dropout(x, self.dropout, self.training) if self.dropout else x
+
+    def bare(self) -> bool:
+        """Whether a call is nothing but what is written here: no hooks (pruning, weight norm, probes), no other class."""
+        modules = (self, self.linear)
+        hooks = any(m._forward_hooks or m._forward_pre_hooks or m._backward_hooks or m._backward_pre_hooks for m in modules)
+        return not hooks and type(self) is FCLayer and type(self.linear) in (Linear, PopReadout)
 
     def extra_repr(self) -> str:
         """What print(model) shows."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Optional
+
 import torch
 from torch import nn
 
@@ -39,9 +41,14 @@ class FeedForward(nn.Module):
         self.up = FCLayer(width, ffn_width, "none" if self.gated else inner, bias=bias, init_scale=init_scale)
         self.down = FCLayer(ffn_width, width, dropout=dropout, bias=bias, init_scale=init_scale, mult=mult)
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """`[batch, seq, width] -> [batch, seq, width]`."""
+    def forward(self, x: torch.Tensor, keep: Optional[torch.Tensor] = None) -> torch.Tensor:
+        """`[..., width] -> [..., width]`, each row for itself; `keep` is a dropout mask that was drawn before."""
         if self.gated:
             x = as_matmul_input(x)
-            return self.down(self.gate(x) * self.up(x))
-        return self.down(self.up(x))
+            return self.down(self.gate(x) * self.up(x), keep)
+        return self.down(self.up(x), keep)
+
+    def divisible(self) -> bool:
+        """Whether it may be called with some rows at a time: nobody watches its layers or has replaced them."""
+        layers = [self.up, self.down] + ([self.gate] if self.gated else [])
+        return all(isinstance(layer, FCLayer) and layer.bare() for layer in layers)

@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 from .couplings import COUPLINGS, Coupling, make_coupling
+from .division import Pieces, divided
 from .engine import recomputing, remember
 from .residual import ResidualBlock, ResidualStack
 from .stack import ReversibleBlock, ReversibleStack
@@ -13,10 +14,12 @@ __all__ = [
     "INPUTS",
     "OUTPUTS",
     "Coupling",
+    "Pieces",
     "ResidualBlock",
     "ResidualStack",
     "ReversibleBlock",
     "ReversibleStack",
+    "divided",
     "enter",
     "leave",
     "make_coupling",

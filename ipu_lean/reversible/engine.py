@@ -94,6 +94,7 @@ class InvertedFrame(Frame):
     """
 
     __slots__ = ("coupling", "step", "kept", "after", "before", "_streams")
+    piecewise = True
 
     def __init__(self, branch: nn.Module, coupling: Coupling, step: int, kwargs: Dict[str, Any]) -> None:
         super().__init__(self.function_of(branch, coupling, step), (branch,), kwargs)
@@ -117,12 +118,20 @@ class InvertedFrame(Frame):
         """Kept, or from the state after this half-step."""
         if self.kept is not None:
             return self.kept.take(executing)
-        self._streams = self.after.take(executing)
+        if self._streams is None:  # else the pieces of a divided branch have begun to run, and are not done
+            self._streams = self.after.take(executing)
         return self.from_streams(self._streams)
 
     def from_streams(self, streams: Tensors) -> Tensors:
         """What the recorded function takes, from the streams after it."""
         return (self.coupling.read_back(*streams, self.step),)
+
+    def provide(self, source: Any) -> None:
+        """A divided branch runs piece by piece and ends with our `finish`; if there is more to the branch, all of it is run."""
+        if source.whole:
+            source.deliver(*self.inputs(executing=True))
+        else:
+            self.rerun(executing=True)
 
     def may_stop_early(self) -> bool:
         """If no earlier half-step needs the state before this one: the first two, and the last."""
@@ -132,8 +141,7 @@ class InvertedFrame(Frame):
         """Derives the state before this half-step."""
         streams, self._streams = self._streams, None
         before = None if self.before is None else self.before()
-        if before is not None:
-            assert streams is not None, "a frame with kept inputs has no state before it"
+        if before is not None and streams is not None:
             before.deposit(self.undone(streams, out), self._hooks)
 
     def undone(self, streams: Tensors, out: Any) -> Tensors:

@@ -38,6 +38,11 @@ class _Running(threading.local):
 _running = _Running()
 
 
+def running_frame() -> Optional[Frame]:
+    """The innermost frame whose function is running in this thread."""
+    return _running.frames[-1] if _running.frames else None
+
+
 @without_dynamo
 def recomputing() -> bool:
     """True while the engine runs a branch a second time."""
@@ -133,33 +138,60 @@ class Frame:
     """
 
     __slots__ = (
-        "function", "modules", "kwargs", "saved", "decisions", "replayed_decisions", "replaying",
-        "_surroundings", "_store", "_hooks", "_needs_grad", "_kwargs_versions", "_recorded", "__weakref__",
+        "function", "modules", "kwargs", "saved", "decisions", "replayed_decisions", "divisions", "replayed_divisions",
+        "replaying", "surroundings", "_store", "_hooks", "_needs_grad", "_kwargs_versions", "_recorded", "_complete", "_awaited",
+        "__weakref__",
     )  # fmt: skip
+
+    piecewise = False  # whether a division that is all of the function may run piece by piece, and call `finish` at the end
 
     def __init__(self, function: Callable[..., Any], modules: Sequence[nn.Module], kwargs: Dict[str, Any]) -> None:
         self.function, self.modules, self.kwargs = function, modules, kwargs
         self.saved: List[Tuple[torch.Size, torch.dtype]] = []
         self.decisions: List[Any] = []
         self.replayed_decisions: Iterator[Any] = iter(())
+        self.divisions: List[Tuple[weakref.ReferenceType[Any], bool]] = []  # (source, whether it needs gradients): division.py
+        self.replayed_divisions: Iterator[Any] = iter(())
         self.replaying = self._recorded = False
+        self._complete: Callable[[], bool] = bool
+        self._awaited = 0
         self._store: Optional[Dict[int, Tensor]] = None
         self._kwargs_versions = Versions(list(kwargs.values()))
 
     def record(self, *inputs: Tensor) -> Any:
         """The first run, in the autograd graph; what its nodes would save is left out."""
         self._needs_grad = tuple(t.requires_grad for t in inputs)
-        self._surroundings = Surroundings(self.modules, inputs[0].device)
+        self.surroundings = Surroundings(self.modules, inputs[0].device)
         hooks = Hooks(self)
         self._hooks = weakref.ref(hooks)
         versions = Versions(inputs)
         with _Entered(self), torch.autograd.graph.saved_tensors_hooks(hooks.pack, hooks.unpack):
             out = self.function(*inputs, **self.kwargs)
-        self._surroundings.settle()
+        self.surroundings.settle()
         self._recorded = True
+        self._settle_divisions(inputs, out)
         if versions.changed():
             raise RecomputeError(f"{self.describe()} changes its input in place; a recomputed branch must leave it alone")
         return out
+
+    def _settle_divisions(self, inputs: Tensors, out: Any) -> None:
+        """Tells a divided computation whether it is all that this frame does. Then it is what autograd owns in our place."""
+        alone = self.piecewise and len(self.divisions) == 1 and not self.saved
+        for source in [reference() for reference, _ in self.divisions]:
+            if source is not None:
+                source.settle(inputs, out, alone)
+                if source.whole:
+                    self._hooks = weakref.ref(source)
+
+    def provide(self, source: Any) -> None:
+        """Sees to it that `source`, a divided computation of this frame, gets its input (`source.deliver`)."""
+        self.rerun(executing=True)
+
+    def delivered(self) -> None:
+        """A divided computation got its input in a second run, which may end here if that was all that anybody wanted."""
+        self._awaited -= 1
+        if self._complete():
+            raise _Stop
 
     def fetch(self, number: int) -> Tensor:
         """The tensor that the first run saved as `number`."""
@@ -182,8 +214,8 @@ class Frame:
         inputs = self.inputs(executing)
         self._kwargs_versions.check("a keyword argument (mask, …) of a recomputed branch")
         out: Any = None
-        self.replayed_decisions = iter(self.decisions)
-        with self._surroundings.replayed(), _Entered(self, replaying=True):
+        self.replayed_decisions, self.replayed_divisions = iter(self.decisions), iter(self.divisions)
+        with self.surroundings.replayed(), _Entered(self, replaying=True):
             if executing:
                 out = self._rebuild(inputs)
             else:
@@ -194,6 +226,10 @@ class Frame:
     def _rebuild(self, inputs: Tensors) -> Any:
         store: Dict[int, Tensor] = {}
         expected, stop_early = self.saved, self.may_stop_early()
+        self._awaited = sum(reference() is not None for reference, _ in self.divisions)
+
+        def complete() -> bool:
+            return stop_early and not self._awaited and len(store) == len(expected)
 
         def keep(tensor: Tensor) -> Tensor:
             if _is_parameter(tensor):
@@ -202,17 +238,19 @@ class Frame:
             if number >= len(expected) or (tensor.shape, tensor.dtype) != expected[number]:
                 raise RecomputeError(self._mismatch())
             store[number] = tensor = tensor.detach()
-            if stop_early and len(store) == len(expected):
+            if complete():
                 raise _Stop
             return tensor
 
         fresh = [t.detach().requires_grad_(needed) for t, needed in zip(inputs, self._needs_grad)]
-        out = None
+        out, self._complete = None, complete
         try:
             with torch.enable_grad(), torch.autograd.graph.saved_tensors_hooks(keep, _itself):
                 out = self.function(*fresh, **self.kwargs)
         except _Stop:
             pass
+        finally:
+            self._complete = bool  # never: it may not outlive its run, because it holds this frame
         if len(store) != len(expected):
             raise RecomputeError(self._mismatch())
         self._store = store

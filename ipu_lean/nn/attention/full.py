@@ -12,6 +12,7 @@ from ipu_lean.errors import ConfigError
 from ipu_lean.nn.attention import blockwise
 from ipu_lean.nn.attention.blockwise import MASKED
 from ipu_lean.nn.attention.cache import KVCache
+from ipu_lean.nn.dropout import dropped
 from ipu_lean.nn.fc import FCLayer
 from ipu_lean.nn.linear import Linear
 from ipu_lean.nn.positions.rotary import Rotary, rotate
@@ -118,6 +119,45 @@ class CausalSelfAttention(nn.Module):
         turns = None if self.positions is None else self.positions.rows(packed, 0)
         return blockwise.blockwise_attention(packed, turns, self.scale).view(x.shape)
 
+    def divisible(self) -> bool:
+        """Whether `of_heads` may stand for `forward`: nobody watches the projections or has replaced them."""
+        bare = isinstance(self.out, FCLayer) and self.out.bare()
+        return bare and all(_untouched(layer) for layer in (self.query, self.key, self.value))
+
+    def of_heads(
+        self,
+        x: torch.Tensor,
+        first: int,
+        last: int,
+        mask: Optional[torch.Tensor] = None,
+        keep: Optional[torch.Tensor] = None,
+    ) -> torch.Tensor:
+        """What heads first to last - 1 add to the output, `[batch, seq, width]`; the first group brings the output's bias.
+
+        Args:
+            mask: see `forward`. keep: a mask drawn before for the output's dropout, `[batch, seq, width]`.
+        """
+        part, heads = slice(first * self.head_size, last * self.head_size), last - first
+        linears = [layer.linear for layer in (self.query, self.key, self.value)]
+        weight = torch.cat([linear.weight[part] for linear in linears])
+        bias = None if linears[0].bias is None else torch.cat([linear.bias[part] for linear in linears])
+        packed = F.linear(x, weight, bias).view(x.shape[0], x.shape[1], 3, heads, self.head_size)
+        turns = None if self.positions is None else self.positions.rows(packed, 0)
+        if mask is None and self._blockwise_applies(x):
+            mixed = blockwise.blockwise_attention(packed, turns, self.scale)
+        else:
+            q, k, v = packed.unbind(2)
+            if turns is not None:
+                q, k = rotate(q, *turns), rotate(k, *turns)
+            mixed = self._attend(q, k, v, mask[..., first:last, :, :] if _by_head(mask) else mask)
+        out = self.out.linear
+        bias = out.bias if first == 0 else None
+        if out.mult != 1.0:
+            bias = None if bias is None else bias * out.mult
+        weight = out.weight[:, part] if out.mult == 1.0 else out.weight[:, part] * out.mult
+        found = F.linear(mixed.reshape(x.shape[0], x.shape[1], -1), weight, bias)
+        return found if keep is None else dropped(found, keep, self.out.dropout)
+
     def _split(self, x: torch.Tensor) -> torch.Tensor:
         """`[batch, seq, width] -> [batch, seq, heads, head_size]`."""
         return x.view(x.shape[0], x.shape[1], self.heads, self.head_size)
@@ -143,10 +183,12 @@ class CausalSelfAttention(nn.Module):
 
 
 def _untouched(layer: nn.Module) -> bool:
-    """Whether calling `layer` is nothing but its matrix product: no hooks (pruning, weight norm, probes), no other class."""
-    modules = (layer, layer.linear)
-    hooks = any(m._forward_hooks or m._forward_pre_hooks or m._backward_hooks or m._backward_pre_hooks for m in modules)
-    return not hooks and type(layer) is FCLayer and type(layer.linear) is Linear and layer.linear.mult == 1.0
+    """Whether calling `layer` is nothing but its matrix product."""
+    return isinstance(layer, FCLayer) and layer.bare() and type(layer.linear) is Linear and layer.linear.mult == 1.0
+
+
+def _by_head(mask: Optional[torch.Tensor]) -> bool:
+    return mask is not None and mask.dim() >= 3 and mask.shape[-3] > 1
 
 
 def combined_mask(q: torch.Tensor, k: torch.Tensor, mask: Optional[torch.Tensor]) -> Optional[torch.Tensor]:
