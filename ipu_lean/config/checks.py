@@ -10,6 +10,7 @@ from ipu_lean.config import derived
 from ipu_lean.config.ipu_rules import check_ipu
 from ipu_lean.config.kinds import check_kind
 from ipu_lean.config.layout import IPU_DEVICES
+from ipu_lean.config.memory_rules import check_memory
 from ipu_lean.config.model import ModelConfig
 from ipu_lean.config.model_rules import check_model
 from ipu_lean.config.optimizer import OptimizerConfig
@@ -28,7 +29,7 @@ def check(config: Config) -> None:
     check_kind(config)
     _vocab(config)
     _mup(config)
-    _memory(config)
+    check_memory(config)
     check_inversion(config)
     _data(config)
     _optimizer(config.optimizer)
@@ -131,24 +132,6 @@ def _base_hint(model: ModelConfig) -> Optional[str]:
     if model.head_size is not None:
         return f"with `head_size: {model.head_size}` the base width must be a multiple of it"
     return None
-
-
-def _memory(config: Config) -> None:
-    memory = config.memory
-    if memory.engine == "invert" and config.model.stack.kind == "residual":
-        raise ConfigError(
-            "only a reversible stack can be inverted",
-            key="memory.engine",
-            value=memory.engine,
-            suggestion="use `store` or `checkpoint`, or `model.stack.kind: reversible`",
-        )
-    if memory.checkpoint_every != 1 and memory.engine != "checkpoint":
-        raise ConfigError(
-            f"only `engine: checkpoint` reads this, and the engine is {memory.engine}",
-            key="memory.checkpoint_every",
-            value=memory.checkpoint_every,
-            suggestion="set `memory.engine: checkpoint`, or remove it",
-        )
 
 
 def _data(config: Config) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Optional
+from typing import Optional, Tuple
 
 from ipu_lean.config.data import TokenizerConfig
 from ipu_lean.config.model import ModelConfig, StackConfig
@@ -155,7 +155,34 @@ def surrogate(config: Config) -> bool:
 
 def inverts(config: Config) -> bool:
     """Whether the backward pass rebuilds the inputs of layers from their outputs."""
-    return config.model.stack.kind == "reversible" and (surrogate(config) or engine(config) == "invert")
+    return config.model.stack.kind == "reversible" and (surrogate(config) or _some_inverted(config))
+
+
+def _some_inverted(config: Config) -> bool:
+    found = segments(config)
+    return engine(config) == "invert" if found is None else any(kind == "invert" for _, kind, _ in found)
+
+
+def inverted_layers(config: Config) -> int:
+    """Layers in the longest run that is rebuilt from what comes after it: rounding adds up over these."""
+    found = segments(config)
+    if found is None or surrogate(config):
+        return config.model.depth
+    return max((layers for layers, kind, _ in found if kind == "invert"), default=0)
+
+
+def segments(config: Config) -> Optional[Tuple[Tuple[int, str, int], ...]]:
+    """(layers, engine, checkpoint_every) of each part of the stack: memory.segments, or what memory.keep_last leaves; None if one
+    engine does for all.
+    """
+    memory, depth = config.memory, config.model.depth
+    if memory.segments is not None:
+        return tuple((part.layers, part.engine, part.checkpoint_every) for part in memory.segments)
+    if not memory.keep_last:
+        return None
+    kept = min(memory.keep_last, depth)
+    first = ((depth - kept, engine(config), memory.checkpoint_every),) if kept < depth else ()
+    return (*first, (kept, "store", 1))
 
 
 def attention(config: Config) -> str:

@@ -6,6 +6,7 @@ from typing import Dict, List, Tuple
 
 from ipu_lean.config import derived
 from ipu_lean.config.layout import IPU_DEVICES, Layout, accumulator, eval_device_iterations, is_half, layout, stages
+from ipu_lean.config.memory_rules import refuse_levers
 from ipu_lean.config.root import Config
 from ipu_lean.errors import ConfigError
 
@@ -55,6 +56,7 @@ def _memory(config: Config) -> None:
             suggestion="use `auto`: PopART recomputes, and ipu.recompute_checkpoint_every_layer says how much; to keep no "
             "activations at all there is `memory.ipu_backward: surrogate`",
         )
+    refuse_levers(config)
     if config.model.attention == "fused":
         raise ConfigError(
             "PopTorch has no fused attention", key="model.attention", value="fused", suggestion="use `auto` or `explicit`"

@@ -119,7 +119,7 @@ def conditioned(config: Config) -> conditioning.Stack:
     stack, mup = config.model.stack, config.mup
     return conditioning.Stack(
         coupling=stack.coupling,
-        half_steps=2 * config.model.depth,
+        half_steps=2 * derived.inverted_layers(config),
         beta=derived.beta(stack),
         index=stack.index,
         input=derived.stack_input(stack),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Dict, List, NamedTuple, Optional, Tuple
+from typing import Any, Dict, List, NamedTuple, Optional, Tuple
 
 import torch
 import torch.nn.functional as F
@@ -25,7 +25,7 @@ from ipu_lean.nn import (
     chunked_cross_entropy,
     make_norm,
 )
-from ipu_lean.reversible import ResidualStack, ReversibleStack
+from ipu_lean.reversible import ResidualStack, ReversibleStack, Segment
 
 
 class Block(NamedTuple):
@@ -93,17 +93,13 @@ class GPT(nn.Module):
         self.embedding = Embed(spec)
         rotary = Rotary(spec.seq, spec.head_size, spec.rotary_base) if spec.positions == "rotary" else None
         blocks = make_blocks(spec, make_layers(spec, rotary))
+        parts = None if spec.segments is None else [Segment(*segment) for segment in spec.segments]
+        memory: Dict[str, Any] = {"engine": spec.engine, "checkpoint_every": spec.checkpoint_every, "segments": parts}
         if spec.stack == "residual":
-            self.layers: nn.Module = ResidualStack(blocks, engine=spec.engine, checkpoint_every=spec.checkpoint_every)
+            self.layers: nn.Module = ResidualStack(blocks, **memory)
         else:
-            self.layers = ReversibleStack(
-                blocks,
-                input=spec.stack_input,
-                output=spec.stack_output,
-                engine=spec.engine,
-                checkpoint_every=spec.checkpoint_every,
-                width=spec.stack_width,
-            )
+            ends = {"input": spec.stack_input, "output": spec.stack_output, "width": spec.stack_width}
+            self.layers = ReversibleStack(blocks, **ends, **memory)
         self.norm = make_norm(spec.norm, spec.hidden_width, spec.norm_eps)
         if spec.tied:
             self.readout: nn.Module = TiedReadout(self.embedding.token, spec.base_width, spec.output_mult)

@@ -44,6 +44,9 @@ def spec_of(config: Config, vocab: Optional[int] = None) -> GPTSpec:
         engine=derived.engine(config),
         checkpoint_every=memory.checkpoint_every,
         loss_chunk=memory.loss_chunk,
+        ffn_chunk=memory.ffn_chunk,
+        heads_at_once=memory.attention_heads_at_once,
+        segments=derived.segments(config),
     )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Optional
+from typing import Optional, Tuple
 
 
 @dataclass(frozen=True)
@@ -20,6 +20,7 @@ class GPTSpec:
         embedding_mult, output_mult: multiply the embedded tokens and the logits.
         engine, checkpoint_every, loss_chunk: how memory is saved (loss_chunk None: automatic; 0: not chunked).
         ffn_chunk, heads_at_once: tokens in a chunk of the feed-forward and heads in a group of the attention; 0: all at once.
+        segments: (layers, engine, checkpoint_every) of parts of the stack, in place of one engine for all.
         attention: `explicit`, `fused` or `torch`, see `CausalSelfAttention`.
     """
 
@@ -65,6 +66,7 @@ class GPTSpec:
     loss_chunk: Optional[int] = None
     ffn_chunk: int = 0
     heads_at_once: int = 0
+    segments: Optional[Tuple[Tuple[int, str, int], ...]] = None
 
     @property
     def head_size(self) -> int:

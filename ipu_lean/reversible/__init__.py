@@ -4,6 +4,7 @@ from __future__ import annotations
 from .couplings import COUPLINGS, Coupling, make_coupling
 from .division import Pieces, divided
 from .engine import recomputing, remember
+from .plan import Segment
 from .residual import ResidualBlock, ResidualStack
 from .stack import ReversibleBlock, ReversibleStack
 from .streams import GATES, INPUTS, OUTPUTS, enter, leave
@@ -20,6 +21,7 @@ __all__ = [
     "ReversibleBlock",
     "ReversibleStack",
     "divided",
+    "Segment",
     "enter",
     "leave",
     "make_coupling",

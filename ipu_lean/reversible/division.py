@@ -22,6 +22,9 @@ from torch import Tensor, nn
 from .dynamo import without_dynamo
 from .engine import Kept, recording_needed
 from .frames import Frame, Tensors, running_frame
+from .surroundings import cast_cache
+
+_HALVES = (torch.float16, torch.bfloat16)
 
 
 class Pieces(NamedTuple):
@@ -57,14 +60,21 @@ def _join(pieces: Pieces, x: Tensor, results: Any) -> Tensor:
     sums: List[Tensor] = []
     for group, result in zip(pieces.groups, results):
         if group == len(sums):
-            sums.append(result)
+            sums.append(result.to(_sum_type(pieces, result)))
         else:
             sums[group] = sums[group] + result
     return _shaped(sums[0] if len(sums) == 1 else torch.cat(sums), x)
 
 
+def _sum_type(pieces: Pieces, result: Tensor) -> torch.dtype:
+    """float32 for sums of 16-bit results: the second run adds them in another order, and the sum must come out the same."""
+    summed = len(set(pieces.groups)) < len(pieces.groups)
+    return torch.float32 if summed and result.dtype in _HALVES else result.dtype
+
+
 def _shaped(joined: Tensor, x: Tensor) -> Tensor:
-    """`joined`, in the shape of x but for the last dimension."""
+    """`joined`, in the shape of x but for the last dimension, and in 16 bits if x is."""
+    joined = joined.to(x.dtype) if x.dtype in _HALVES else joined
     shape = (*x.shape[:-1], joined.shape[-1])
     return joined if joined.shape == shape else joined.view(shape)
 
@@ -108,16 +118,14 @@ class Source:
         self._sum: Optional[Tensor] = None
 
     def record(self, x: Tensor, modules: Sequence[nn.Module]) -> Tensor:
-        """The first run."""
-        begin = _BeginFrame(self, modules)
-        given = begin.record(x)
-        self._surroundings, self._saves = begin.surroundings, bool(begin.saved)
-        assert len(given) == len(self._pieces.groups), "each piece belongs to a group"
-        out = _join(
-            self._pieces,
-            x,
-            (_PieceFrame(self, number, modules).record(*tensors) for number, tensors in enumerate(given)),
-        )
+        """The first run. Autocast casts weights for each piece anew: the pieces' gradients of a weight add up in its own type."""
+        with cast_cache(False):
+            begin = _BeginFrame(self, modules)
+            given = begin.record(x)
+            self._surroundings, self._saves = begin.surroundings, bool(begin.saved)
+            assert len(given) == len(self._pieces.groups), "each piece belongs to a group"
+            recorded = (_PieceFrame(self, number, modules).record(*tensors) for number, tensors in enumerate(given))
+            out = _join(self._pieces, x, recorded)
         if self.frame is None:
             self._kept = Kept((x,), "the input of a branch that is computed in pieces")
         else:
@@ -182,7 +190,8 @@ class Source:
         groups = self._pieces.groups
         rows = {group: given[0].shape[0] for group, given in zip(groups, self._given)}
         if self._sum is None:
-            self._sum = out.new_empty(sum(rows.values()), *out.shape[1:])
+            shape = (sum(rows.values()), *out.shape[1:])
+            self._sum = torch.empty(shape, dtype=_sum_type(self._pieces, out), device=out.device)
         mine = groups[number]
         start = sum(rows[group] for group in range(mine))
         place = self._sum[start : start + rows[mine]]

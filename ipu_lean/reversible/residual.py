@@ -1,17 +1,17 @@
 """The ordinary residual stack, h = h + f(h), called as the reversible one is and with the same choices of memory."""
 from __future__ import annotations
 
-from typing import Any, Iterator, List, Sequence
+from typing import Any, Iterator, List, Optional, Sequence
 
 from torch import Tensor, nn
 
 from ipu_lean.errors import ConfigError
 
 from .engine import recording_needed, run_segments, without_dynamo
+from .plan import Planned, Segment
 from .routing import check_kwargs, kwargs_for
-from .visits import Visits, layers_of, segments
-
-ENGINES = ("store", "checkpoint")
+from .visits import Visits, layers_of
+from .visits import segments as cut
 
 
 class ResidualBlock(nn.Module):
@@ -33,7 +33,7 @@ class ResidualBlock(nn.Module):
         return h
 
 
-class ResidualStack(nn.Module):
+class ResidualStack(Planned):
     """Residual blocks in a row.
 
     Args:
@@ -41,20 +41,21 @@ class ResidualStack(nn.Module):
         engine: `store` (plain autograd) or `checkpoint` (keeps h at every `checkpoint_every`-th layer and runs the rest again). A
             residual stack cannot be inverted.
         checkpoint_every: layers (attention and FFN pairs) between two checkpoints.
+        segments: another engine for some of the layers (plan.py), in place of `engine` and `checkpoint_every`.
     """
 
-    def __init__(self, blocks: Sequence[nn.Module], *, engine: str = "store", checkpoint_every: int = 1) -> None:
+    engines, kind = ("store", "checkpoint"), "residual"
+
+    def __init__(
+        self,
+        blocks: Sequence[nn.Module],
+        *,
+        engine: str = "store",
+        checkpoint_every: int = 1,
+        segments: Optional[Sequence[Segment]] = None,
+    ) -> None:
         super().__init__()
-        if engine not in ENGINES:
-            raise ConfigError(
-                f"a residual stack runs with one of: {', '.join(ENGINES)}",
-                key="memory.engine",
-                value=engine,
-                suggestion="set `model.stack.kind: reversible` for `invert`" if engine == "invert" else None,
-            )
-        if checkpoint_every < 1:
-            raise ConfigError("must be at least 1", key="memory.checkpoint_every", value=checkpoint_every)
-        self.engine, self.checkpoint_every = engine, checkpoint_every
+        self.plan(engine, checkpoint_every, segments)
         self.visits = Visits(blocks)
         self.blocks = self.visits.unique()
 
@@ -68,7 +69,7 @@ class ResidualStack(nn.Module):
     def forward(self, x: Tensor, **kwargs: Any) -> Tensor:
         """[batch, seq, width] -> [batch, seq, width]; keyword arguments (mask, cache) go to every branch that names them."""
         given = check_kwargs(self._branches(), kwargs)
-        if self.engine == "store" or not recording_needed():
+        if self.keeps_everything() or not recording_needed():
             for block in self.executed():
                 x = block(x, **given)
             return x
@@ -77,7 +78,13 @@ class ResidualStack(nn.Module):
     @without_dynamo
     def _run_recorded(self, x: Tensor, given: Any) -> Tensor:
         with self.visits.casts():
-            (x,) = run_segments(segments(self.executed(), self.checkpoint_every), (x,), given)
+            for segment, part in self.parts([(block, 0) for block in self.executed()]):
+                blocks = [block for block, _ in part]
+                if segment.engine == "checkpoint":
+                    (x,) = run_segments(cut(blocks, segment.checkpoint_every), (x,), given)
+                else:
+                    for block in blocks:
+                        x = block(x, **given)
         return x
 
     def extra_repr(self) -> str:

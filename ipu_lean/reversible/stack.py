@@ -10,10 +10,10 @@ from ipu_lean.errors import ConfigError
 from . import streams
 from .couplings import Coupling, make_coupling
 from .engine import Chain, recording_needed, run_segments, without_dynamo
+from .plan import Planned, Segment
 from .routing import check_kwargs, kwargs_for
-from .visits import Visits, layers_of, segments
-
-ENGINES = ("invert", "store", "checkpoint")
+from .visits import Visits, layers_of
+from .visits import segments as cut
 
 
 class ReversibleBlock(nn.Module):
@@ -67,7 +67,7 @@ class ReversibleBlock(nn.Module):
         return f"coupling={self.coupling}"
 
 
-class ReversibleStack(nn.Module):
+class ReversibleStack(Planned):
     """Blocks in a row over two streams, from one tensor to one tensor.
 
     Args:
@@ -79,10 +79,13 @@ class ReversibleStack(nn.Module):
             `checkpoint`: both streams at every `checkpoint_every`-th layer.
             `store`: everything, as plain autograd does.
         checkpoint_every: layers (attention and FFN pairs) between two checkpoints.
+        segments: another engine for some of the layers (plan.py), in place of `engine` and `checkpoint_every`.
         width: of a stream; only the output `gate-channels` needs it.
     Raises:
         ConfigError: an unknown choice, a result that would mean nothing, or blocks of different couplings.
     """
+
+    engines, kind = ("invert", "store", "checkpoint"), "reversible"
 
     def __init__(
         self,
@@ -92,16 +95,13 @@ class ReversibleStack(nn.Module):
         output: str = "sum-minus-input",
         engine: str = "invert",
         checkpoint_every: int = 1,
+        segments: Optional[Sequence[Segment]] = None,
         width: Optional[int] = None,
     ) -> None:
         super().__init__()
-        if engine not in ENGINES:
-            raise ConfigError(f"a reversible stack runs with one of: {', '.join(ENGINES)}", key="memory.engine", value=engine)
-        if checkpoint_every < 1:
-            raise ConfigError("must be at least 1", key="memory.checkpoint_every", value=checkpoint_every)
+        self.plan(engine, checkpoint_every, segments)
         self.input = streams.check_choice(input, streams.INPUTS, "model.stack.input")
         self.output = streams.check_choice(output, (*streams.OUTPUTS, *streams.GATES), "model.stack.output")
-        self.engine, self.checkpoint_every = engine, checkpoint_every
         self.visits = Visits(blocks)
         self.blocks = self.visits.unique()
         self.coupling = _one_coupling(self.blocks)
@@ -147,7 +147,7 @@ class ReversibleStack(nn.Module):
     def run(self, a: Tensor, b: Tensor, **kwargs: Any) -> Tuple[Tensor, Tensor]:
         """The two streams [batch, seq, width] before the first block -> those after the last."""
         given = check_kwargs(self._branches(), kwargs)
-        if self.engine == "store" or not recording_needed():
+        if self.keeps_everything() or not recording_needed():
             for block, step in self.visited():
                 a, b = block(a, b, step=step, **given)
             return a, b
@@ -156,12 +156,16 @@ class ReversibleStack(nn.Module):
     @without_dynamo
     def _run_recorded(self, a: Tensor, b: Tensor, given: Any) -> Tuple[Tensor, Tensor]:
         with self.visits.casts():
-            if self.engine == "checkpoint":
-                return run_segments(segments(self.executed(), self.checkpoint_every), (a, b), given, step=0)
-            chain = Chain()
-            for block, step in self.visited():
-                a, b = block(a, b, step=step, chain=chain, **given)
-            chain.finish()
+            for segment, part in self.parts(self.visited()):
+                if segment.engine == "checkpoint":
+                    runs = cut([block for block, _ in part], segment.checkpoint_every)
+                    a, b = run_segments(runs, (a, b), given, step=part[0][1])
+                    continue
+                chain = Chain() if segment.engine == "invert" else None
+                for block, step in part:
+                    a, b = block(a, b, step=step, chain=chain, **given)
+                if chain is not None:
+                    chain.finish()
             return a, b
 
     def inverse(self, a: Tensor, b: Tensor, **kwargs: Any) -> Tuple[Tensor, Tensor]:
