@@ -37,6 +37,11 @@ VARIANTS = [
     {"positions": "learned", "norm": "rmsnorm", "activation": "swiglu", "tied": False},
     {"positions": "sinusoidal", "stack": {"kind": "residual"}, "activation": "silu", "sandwich": True},
     {"activation": "relu", "mup": {"base_width": 8, "output_mult": 2.0}, "dropout": 0.1, "embedding_dropout": 0.1},
+    {"stack": {"coupling": "momentum"}},
+    {"stack": {"coupling": "modified-momentum", "output": "gate"}},
+    {"stack": {"coupling": "mean", "input": "zeros", "output": "gate-channels"}},
+    {"stack": {"coupling": "affine", "input": "split"}},
+    {"stack": {"exact": True}},
 ]
 
 
