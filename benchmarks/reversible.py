@@ -3,6 +3,7 @@
     python benchmarks/reversible.py                       # the full measurement, about a quarter of an hour
     python benchmarks/reversible.py --quick               # small shapes, no claims about time
     python benchmarks/reversible.py --only conditioning   # gradient errors measured beside predicted
+    python benchmarks/reversible.py --only levers         # what the keys of `memory:` save
 
 Memory and time: embedding, stack and mean square of its output, forward and backward, without parameters and gradients. Peers run
 the same branches. By formula, with S = batch * seq * width * 4 bytes: a reversible peak is about 5 S (input, streams, their
@@ -17,6 +18,7 @@ from typing import Any, Dict, List, Optional, Sequence, Tuple
 
 import torch
 from _common import Claims, LiveBytes, Remote, parameters_and_gradients, table, timed_apart
+from _levers import lever_rows, table_rows
 from _reversible_peers import ResizedBytes, peers, revlib_momentum
 from torch import nn
 from train_step import VOCAB, Step, stack_step, tokens_of
@@ -44,7 +46,7 @@ VARIANTS: Dict[str, Dict[str, Any]] = {
     "mean, global index": {"coupling": "mean", "index": "global"},
     "affine": {"coupling": "affine"},
 }
-PARTS = ("memory", "error", "conditioning", "revlib", "time")
+PARTS = ("memory", "levers", "error", "conditioning", "revlib", "time")
 CONDITIONED = ("additive", "mean", "mean, global index", "affine", "momentum 0.9", "momentum 0.99", "modified momentum 0.9")
 
 
@@ -281,6 +283,9 @@ def main(arguments: Sequence[str]) -> int:
     result: Dict[str, Any] = {"benchmark": "reversible", "torch": torch.__version__, "size": size}
     if "memory" in wanted:
         result["memory_mb"] = measure_memory(size, claims)
+    if "levers" in wanted:
+        result["levers"] = lever_rows(claims)
+        print(f"\nMemory levers, 8 x 1024 tokens\n{table(['variant', 'peak MB', '/ invert'], table_rows(result['levers']))}")
     if "error" in wanted:
         result["gradient_error"] = measure_error(size, claims)
     if "conditioning" in wanted:

@@ -15,6 +15,7 @@ from ipu_lean.config.mup import MupConfig
 from ipu_lean.config.optimizer import OptimizerConfig
 from ipu_lean.config.root import Config
 from ipu_lean.config.schedule import ScheduleConfig
+from ipu_lean.config.study import StudyConfig
 from ipu_lean.config.sweep import SweepConfig
 from ipu_lean.config.train import LossScaleConfig, SampleConfig, TrainConfig
 
@@ -33,6 +34,7 @@ __all__ = [
     "SampleConfig",
     "ScheduleConfig",
     "StackConfig",
+    "StudyConfig",
     "SweepConfig",
     "TokenizerConfig",
     "TrainConfig",

@@ -8,7 +8,7 @@ import json
 from ipu_lean.config.root import Config
 from ipu_lean.config.yaml_text import to_text
 
-_UNHASHED = ("name", "logging", "sweep")  # they never change what is computed
+_UNHASHED = ("name", "logging", "sweep", "study")  # they never change what is computed
 
 
 def dump_config(config: Config) -> str:
@@ -17,6 +17,6 @@ def dump_config(config: Config) -> str:
 
 
 def config_hash(config: Config) -> str:
-    """12 hex digits over everything but the name, the logging and the sweep section."""
+    """12 hex digits over everything but the name, the logging, the sweep and the study section."""
     values = {key: value for key, value in config.model_dump(mode="json").items() if key not in _UNHASHED}
     return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:12]

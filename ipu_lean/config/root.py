@@ -14,6 +14,7 @@ from ipu_lean.config.mup import MupConfig
 from ipu_lean.config.optimizer import OptimizerConfig
 from ipu_lean.config.schedule import ScheduleConfig
 from ipu_lean.config.section import Section, section, setting
+from ipu_lean.config.study import StudyConfig
 from ipu_lean.config.sweep import SweepConfig
 from ipu_lean.config.train import TrainConfig
 
@@ -42,3 +43,6 @@ class Config(Section):
     ipu: IpuConfig = section(IpuConfig, "Placement on IPUs.")
     logging: LoggingConfig = section(LoggingConfig, "Where the numbers go.")
     sweep: Optional[SweepConfig] = Field(None, description="Which trials `ipu-lean sweep` runs; other commands do not read it.")
+    study: Optional[StudyConfig] = Field(
+        None, description="Which variants `ipu-lean study` compares; other commands do not read it."
+    )

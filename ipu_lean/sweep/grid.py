@@ -29,6 +29,7 @@ FIXED = {
     "mup.base_width": "all trials share one base",
     "name": "it changes nothing that a trial computes",
     "schedule.steps": "trials are compared over one horizon",
+    "study": "a sweep has no studies inside",
     "sweep": "a sweep has no sweeps inside",
     "train.steps": "trials are compared after one number of updates",
 }
@@ -76,7 +77,7 @@ def expand(config: Config, sweep: SweepConfig) -> List[Trial]:
         ConfigError: no axis at all; a key that can be no axis or is none; a trial that is no valid configuration (no muP base
             among others); trials that differ in something else than the axes, by name.
     """
-    own = config.model_copy(update={"sweep": None})
+    own = config.model_copy(update={"sweep": None, "study": None})
     axes: List[Tuple[str, Sequence[Any]]] = [
         (PARAMETRIZATION, sweep.parametrizations or [own.mup.parametrization]),
         (DEPTH, sweep.depths or [own.model.depth]),

@@ -20,8 +20,8 @@ def flat(config: Config) -> Dict[str, Any]:
 
 
 def _leaves(value: Any, path: str) -> Iterator[Tuple[str, Any]]:
-    # Free mappings (data.validation), muP's base model and a sweep count as one value.
-    if isinstance(value, dict) and path not in ("data.validation", "mup.base", "sweep"):
+    # Free mappings (data.validation), muP's base model, a sweep and a study count as one value.
+    if isinstance(value, dict) and path not in ("data.validation", "mup.base", "sweep", "study"):
         for key, inner in value.items():
             yield from _leaves(inner, f"{path}.{key}" if path else key)
     else:

@@ -1,0 +1,42 @@
+"""`study:` which variants `ipu-lean study` compares. `train` and the other commands do not read it."""
+
+from typing import Any, Dict, List
+
+from pydantic import Field, field_validator
+
+from ipu_lean.config.section import Section, setting
+
+
+class StudyConfig(Section):
+    """Named variants of one run, trained on equal terms: the same data in the same order, the same seeds and updates."""
+
+    variants: Dict[str, Dict[str, Any]] = Field(
+        default_factory=dict,
+        description="Name -> {key path: value}: what a variant changes, such as `mean: {model.stack.coupling: mean}`. An empty "
+        "one is the run as it stands. Data, batch and number of updates belong to all of them.",
+    )
+    seeds: List[int] = Field(
+        default_factory=lambda: [0],
+        description="Seeds that each variant is trained with: a list, or a number N for the seeds 0 to N-1.",
+        json_schema_extra={"type": ["array", "integer"]},
+    )
+    workers: int = setting(2, "Worker processes, one thread each.", ge=1, le=1024)
+    final_share: float = setting(
+        0.1, "The training loss of a variant is the mean over this share of its updates, the last ones.", gt=0, le=1
+    )
+
+    @field_validator("seeds", mode="before")
+    @classmethod
+    def _count(cls, value: Any) -> Any:
+        if isinstance(value, int) and not isinstance(value, bool):
+            if value < 1:
+                raise ValueError("this is a list of seeds, or how many there are: at least 1")
+            return list(range(value))
+        return value
+
+    @field_validator("seeds")
+    @classmethod
+    def _distinct(cls, value: List[int]) -> List[int]:
+        if not value or len(set(value)) < len(value):
+            raise ValueError("at least one seed, and all different")
+        return value

@@ -1,0 +1,173 @@
+"""`study`: from a configuration with variants to a ranking, curves, and what each variant costs."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any, Callable, Dict, List, Optional
+
+from ipu_lean.config import Config, Loaded, config_hash, dump_config, load_config, require_device
+from ipu_lean.data import expected_vocab
+from ipu_lean.errors import ConfigError, Interrupted, RunError
+from ipu_lean.models import build_meta
+from ipu_lean.sweep.grid import Trial
+from ipu_lean.sweep.jobs import Job
+from ipu_lean.sweep.results import DONE, TrialResult
+from ipu_lean.sweep.study import report
+from ipu_lean.sweep.study.result import VariantResult, VariantStore
+from ipu_lean.sweep.study.trial import train_job
+from ipu_lean.sweep.study.variants import variants_of
+from ipu_lean.sweep.workers import run_local
+from ipu_lean.train.banner import flat
+from ipu_lean.train.commands import with_absolute_paths
+from ipu_lean.train.files import write_atomic
+from ipu_lean.train.precision import check_precision
+from ipu_lean.train.resume import differing
+from ipu_lean.train.runs import RunDirectory, make_summary
+from ipu_lean.train.signals import StopSignal
+from ipu_lean.train.tasks import Task, open_task
+
+Summary = Dict[str, Any]
+Say = Callable[[str], None]
+
+
+class StudyDirectory(RunDirectory):
+    """config.yaml, trials/, and what is made of them."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path)
+        self.store = VariantStore(self.path)
+        self.results = self.path / "results.csv"
+        self.table = self.path / "table.txt"
+        self.curves = self.path / "curves.png"
+
+    def task(self, config: Config) -> Task:
+        """The data of all variants; RunError if the text has changed since the study began."""
+        record = self.data if self.data.exists() else None
+        task = open_task(config, record=record)
+        if record is not None and open_task(config).fingerprint() != task.fingerprint():
+            raise RunError(
+                f"the training text has changed since the study in {self.path} began, so its variants could not be compared. Put "
+                "the old text back, or start a new study."
+            )
+        if record is None:
+            task.note(self.data)
+        return task
+
+
+def is_study(path: Optional[str]) -> bool:
+    """Whether `path` is the directory of a study that has begun."""
+    run = None if not path else StudyDirectory(Path(path))
+    return run is not None and run.config.is_file() and run.store.directory.is_dir()
+
+
+def run_study(loaded: Loaded, out: Optional[str] = None, *, retry: bool = False, say: Say = lambda text: None) -> Summary:
+    """Train every variant of `loaded.config.study` with every seed, and rank them.
+
+    Args:
+        out: the directory; `runs/NAME-study-TIME` unless given. A study that has begun there goes on: what has a result is not
+            trained again, and variants and seeds may have been added.
+        retry: train again what failed (diverged is a result).
+    Raises:
+        ConfigError, EnvironmentProblem: before anything was written.
+        RunError: no variant came to its end.
+        Interrupted: Ctrl-C or SIGTERM; the text is the command that goes on.
+    """
+    config = with_absolute_paths(loaded.config)
+    variants = variants_of(config)
+    check_variants(variants)
+    if is_study(out):
+        run = StudyDirectory(Path(str(out)))
+        _check_same(load_config(run.config), config)
+        write_atomic(run.config, dump_config(config))
+    else:
+        run = StudyDirectory(RunDirectory.create(out, f"{config.name}-study", dump_config(config)).path)
+        run.store.directory.mkdir()
+    return _study(run, config, variants, retry, say)
+
+
+def resume_study(directory: str, loaded: Loaded, *, retry: bool = False, say: Say = lambda text: None) -> Summary:
+    """Go on with the study in `directory`; `loaded` is its configuration with overrides."""
+    return run_study(loaded, directory, retry=retry, say=say)
+
+
+def check_variants(variants: Dict[str, List[Trial]]) -> None:
+    """Everything that can be wrong about a variant before its data is read."""
+    for trials in variants.values():
+        config = trials[0].config
+        require_device(config)
+        check_precision(config)
+        build_meta(config, expected_vocab(config))
+
+
+def _check_same(old: Config, new: Config) -> None:
+    if config_hash(old) == config_hash(new):
+        return
+    for key in differing(flat(old), flat(new)):
+        if key not in ("name", "sweep", "study") and not key.startswith("logging."):
+            raise ConfigError(
+                "a study goes on with what it began with: only variants, seeds and workers may change",
+                key=key,
+                value=flat(new).get(key),
+                suggestion="start a new study, or make it a variant",
+            )
+
+
+def _study(run: StudyDirectory, config: Config, variants: Dict[str, List[Trial]], retry: bool, say: Say) -> Summary:
+    started = time.perf_counter()
+    assert config.study is not None
+    trials = [trial for seeds in zip(*variants.values()) for trial in seeds]  # a seed of every variant, then the next
+    run.lock()
+    try:
+        done = run.store.done_ids(retry)
+        todo = {trial.id: trial for trial in trials if trial.id not in done}
+        say(f"study directory: {run.path}")
+        say(
+            f"{len(variants)} variants x {len(config.study.seeds)} seeds of {config.train.steps} updates, "
+            f"{len({trial.id for trial in trials} & done)} finished before; {config.study.workers} workers"
+        )
+        run.task(config)
+        with StopSignal(f"stopped; finished variants are kept. Go on with: ipu-lean study {run.path}"):
+
+            def on_result(result: TrialResult) -> None:
+                kept = result if isinstance(result, VariantResult) else VariantResult.of(result)
+                run.store.add(kept)
+                if config.logging.progress != "none":
+                    say(f"\n{report.describe(kept)}\n{report.table(report.rank(variants, run.store))}")
+
+            run_local([Job([trial], False) for trial in todo.values()], config.study.workers, on_result, train=train_job)
+        return _finish(run, config, variants, time.perf_counter() - started)
+    except (Interrupted, KeyboardInterrupt) as problem:
+        seconds = time.perf_counter() - started
+        run.write_summary(_summary(config, seconds, status="interrupted", exit_code=130, error=str(problem)))
+        raise
+    finally:
+        run.unlock()
+
+
+def _summary(config: Config, seconds: float, **fields: Any) -> Summary:
+    return make_summary("study", device=config.device, config_hash=config_hash(config), seconds=seconds, **fields)
+
+
+def _finish(run: StudyDirectory, config: Config, variants: Dict[str, List[Trial]], seconds: float) -> Summary:
+    """CSV, curves, ranking, summary."""
+    rows = report.rank(variants, run.store)
+    text = report.table(rows)
+    report.write_csv(run.results, variants, run.store)
+    run.table.write_text(text + "\n", encoding="utf-8")
+    report.plot(run.curves, variants, run.store, f"{config.name}: {config.train.steps} updates")
+    results = [result for row in rows for result in row.results]
+    summary = _summary(
+        config,
+        seconds,
+        steps=sum(len(result.losses) for result in results),
+        metrics={"ranking": [row.as_dict() for row in rows]},
+        artifacts={"run": str(run.path), "results": str(run.results), "table": str(run.table), "curves": str(run.curves)},
+    )
+    if not any(result.status == DONE for result in results):
+        reasons = sorted({result.error or result.status for result in results})
+        error = f"no variant came to its end, so there is nothing to rank: {'; '.join(reasons[:3])}"
+        run.write_summary({**summary, "status": "failed", "exit_code": 1, "error": error})
+        raise RunError(error)
+    run.write_summary(summary)
+    return {**summary, "table": text}

@@ -1,0 +1,55 @@
+"""What one variant came to with one seed: a trial's result, with gradient norms, memory and speed."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Dict, List, Optional
+
+from ipu_lean.sweep.results import Store, TrialResult
+from ipu_lean.train.files import read_json
+
+
+@dataclass(frozen=True)
+class VariantResult(TrialResult):
+    """Beside what a trial has:
+
+    Attributes:
+        grad_norms: of each update, before clipping.
+        peak_mb: most bytes of activations alive in a forward and backward pass of one micro-batch, parameters and their
+            gradients aside, in 1e6; None where it cannot be measured.
+        tokens_per_s: tokens of an update over the median time of an update, the first ones left out.
+    """
+
+    grad_norms: List[float] = field(default_factory=list)
+    peak_mb: Optional[float] = None
+    tokens_per_s: Optional[float] = None
+
+    @classmethod
+    def of(cls, result: TrialResult, **more: Any) -> VariantResult:
+        """A trial's result with the rest."""
+        return cls(**{**asdict(result), **more})
+
+    def as_json(self) -> Dict[str, Any]:
+        """Plain JSON; numbers that are not finite become strings."""
+        return {**super().as_json(), "grad_norms": [str(value) for value in self.grad_norms]}
+
+    @classmethod
+    def from_json(cls, plain: Dict[str, Any]) -> VariantResult:
+        """What `as_json` gave."""
+        return super().from_json({**plain, "grad_norms": [float(value) for value in plain["grad_norms"]]})  # type: ignore
+
+
+class VariantStore(Store):
+    """`trials/ID.json` of a study."""
+
+    def __init__(self, directory: Path) -> None:
+        super().__init__(directory)
+
+    def get(self, trial_id: str) -> Optional[VariantResult]:
+        """The result of a trial, or None while there is none that can be read."""
+        plain = read_json(self.directory / f"{trial_id}.json")
+        try:
+            return None if plain is None else VariantResult.from_json(plain)
+        except (KeyError, TypeError, ValueError):
+            return None

@@ -1,0 +1,79 @@
+"""The variants of a study as trials: whole configurations that differ in what their variant names, and in the seed."""
+
+from __future__ import annotations
+
+from typing import Any, Dict, List
+
+from ipu_lean.config import Config, make_config
+from ipu_lean.config.fields import field_at, nearest
+from ipu_lean.errors import ConfigError
+from ipu_lean.sweep.grid import Trial
+
+SHARED = {
+    "batch": "variants are compared at one batch size",
+    "data": "variants read the same text in the same order",
+    "device": "variants are compared on one device",
+    "logging": "it changes nothing that a variant computes",
+    "model.kind": "variants are compared within one architecture",
+    "model.seq": "variants read the same windows of text",
+    "model.vocab": "variants are compared with one vocabulary",
+    "name": "it changes nothing that a variant computes",
+    "schedule.steps": "variants are compared over one horizon",
+    "seed": "every variant is trained with the same seeds",
+    "study": "a study has no studies inside",
+    "sweep": "a study has no sweeps inside",
+    "train.eval_batches": "variants are measured on the same text",
+    "train.steps": "variants are compared after one number of updates",
+}
+"""What no variant may change, and why."""
+
+
+def variants_of(config: Config) -> Dict[str, List[Trial]]:
+    """The trials of each variant, one a seed.
+
+    Raises:
+        ConfigError: no variants, a key that a variant may not change or that does not exist, or a variant that is no valid
+            configuration; the message names the variant.
+    """
+    study = config.study
+    if study is None or not study.variants:
+        raise ConfigError(
+            "there is nothing to compare",
+            key="study.variants",
+            suggestion="give names and what they change, for example `study: {variants: {plain: {}, mean: {model.stack.coupling: "
+            "mean}}}`",
+        )
+    found: Dict[str, List[Trial]] = {}
+    for name, changes in study.variants.items():
+        for key in changes:
+            check_change(name, key)
+        found[name] = [_trial(config, name, {**changes, "seed": seed}) for seed in study.seeds]
+    return found
+
+
+def check_change(name: str, key: str) -> None:
+    """ConfigError unless variants may differ in `key`."""
+    where = f"study.variants.{name}.{key}"
+    for shared, why in SHARED.items():
+        if key == shared or key.startswith(f"{shared}.") or shared.startswith(f"{key}."):
+            raise ConfigError(f"{key} is no variant's own: {why}", key=where, suggestion="set one value for all of them")
+    if field_at(tuple(key.split("."))) is None:
+        near = nearest(tuple(key.split(".")))
+        raise ConfigError("there is no such key" + (f" (did you mean `{near}`?)" if near else ""), key=where)
+
+
+def _trial(config: Config, name: str, changes: Dict[str, Any]) -> Trial:
+    assert config.study is not None
+    tree = config.model_copy(update={"sweep": None, "study": None}).model_dump(mode="json")
+    for key, value in changes.items():
+        *sections, last = key.split(".")
+        here = tree
+        for word in sections:
+            here = here[word]
+        here[last] = value
+    try:
+        made = make_config(**tree)
+    except ConfigError as error:
+        error.rule = f"{error.rule} (in the variant {name})"
+        raise
+    return Trial(made, {"variant": name, "seed": changes["seed"]}, config.study.final_share, True)

@@ -1,0 +1,109 @@
+"""A study from beginning to end, stopped and gone on with."""
+
+from __future__ import annotations
+
+import csv
+import json
+
+import pytest
+
+from ipu_lean.cli import main
+from ipu_lean.config import dump_config
+from ipu_lean.config.loader import Loaded
+from ipu_lean.errors import ConfigError, Interrupted, RunError
+from ipu_lean.sweep.study import commands
+from ipu_lean.sweep.study.trial import run_variant
+from tests.sweep.helpers import tiny
+
+VARIANTS = {"plain": {}, "reversible": {"model.stack.kind": "reversible"}, "wild": {"optimizer.lr": 1e6, "train.clip": None}}
+
+
+def in_turn(jobs, workers, on_result, train):
+    for job in jobs:
+        for trial in job:
+            on_result(run_variant(trial))
+
+
+@pytest.fixture
+def here(monkeypatch):
+    """Variants run in this process: no time goes into starting workers."""
+    monkeypatch.setattr(commands, "run_local", in_turn)
+
+
+def config(tmp_path, variants=VARIANTS, **study):
+    return tiny(tmp_path, train={"steps": 12}, study={"variants": variants, "seeds": 2, **study})
+
+
+def run(given, out, **options):
+    return commands.run_study(Loaded(given, {}, ""), str(out), **options)
+
+
+def test_ranking_files_and_what_is_not_trained_again(tmp_path, here, monkeypatch):
+    out, said = tmp_path / "study", []
+    summary = run(config(tmp_path), out, say=said.append)
+    ranking = summary["metrics"]["ranking"]
+    assert ranking[-1]["name"] == "wild" and ranking[-1]["loss"] is None and ranking[-1]["state"].startswith("diverged at")
+    assert ranking[0]["loss"] <= ranking[1]["loss"] and ranking[0]["spread"] > 0
+    rows = list(csv.DictReader((out / "results.csv").read_text().splitlines()))
+    assert [(row["variant"], row["seed"]) for row in rows] == [(name, seed) for name in VARIANTS for seed in "01"]
+    for row in ranking[:2]:
+        mine = [float(line["loss"]) for line in rows if line["variant"] == row["name"]]
+        assert sum(mine) / 2 == pytest.approx(row["loss"]) and max(mine) - min(mine) == pytest.approx(row["spread"])
+    assert (out / "curves.png").stat().st_size > 5000 and "wild" in (out / "table.txt").read_text()
+    assert json.loads((out / "summary.json").read_text())["command"] == "study"
+    trained = []
+
+    def note(jobs, *rest, **more):
+        trained.extend(trial.axes for job in jobs for trial in job)
+
+    monkeypatch.setattr(commands, "run_local", note)
+    assert run(config(tmp_path), out)["metrics"] == summary["metrics"] and trained == []
+    run(config(tmp_path, {**VARIANTS, "slow": {"optimizer.lr": 1e-4}}), out)
+    assert trained == [{"variant": "slow", "seed": 0}, {"variant": "slow", "seed": 1}]
+
+
+def test_equal_terms(tmp_path, here):
+    """Two variants that compute the same give the same numbers: same weights, same batches."""
+    ranking = run(config(tmp_path, {"a": {}, "b": {"memory.loss_chunk": 0}}), tmp_path / "study")["metrics"]["ranking"]
+    assert ranking[0]["loss"] == pytest.approx(ranking[1]["loss"], rel=1e-5)
+
+
+def test_only_variants_and_seeds_may_change(tmp_path, here):
+    run(config(tmp_path, {"a": {}}), tmp_path / "study")
+    changed = tiny(tmp_path, train={"steps": 13}, study={"variants": {"a": {}}})
+    with pytest.raises(ConfigError) as caught:
+        run(changed, tmp_path / "study")
+    assert caught.value.key == "train.steps"
+
+
+def test_stopped_and_gone_on_with(tmp_path, monkeypatch):
+    def stops(jobs, workers, on_result, train):
+        on_result(run_variant(jobs[0][0]))
+        raise Interrupted("stopped")
+
+    monkeypatch.setattr(commands, "run_local", stops)
+    with pytest.raises(Interrupted):
+        run(config(tmp_path), tmp_path / "study")
+    assert json.loads((tmp_path / "study" / "summary.json").read_text())["exit_code"] == 130
+    monkeypatch.setattr(commands, "run_local", in_turn)
+    said = []
+    run(config(tmp_path), tmp_path / "study", say=said.append)
+    assert "1 finished before" in "\n".join(said)
+
+
+def test_nothing_to_rank(tmp_path, here):
+    with pytest.raises(RunError, match="nothing to rank"):
+        run(config(tmp_path, {"wild": VARIANTS["wild"]}, seeds=1), tmp_path / "study")
+
+
+def test_the_command_with_worker_processes(tmp_path, capsys):
+    file = tmp_path / "study.yaml"
+    file.write_text(dump_config(config(tmp_path, {"a": {}, "b": {"optimizer.lr": 0.02}})))
+    out = tmp_path / "study"
+    assert main(["study", str(file), "--out", str(out), "--seeds", "1", "--json"]) == 0
+    summary = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert {row["name"] for row in summary["metrics"]["ranking"]} == {"a", "b"} and summary["steps"] == 24
+    assert main(["study", str(out)]) == 0
+    assert "b " in capsys.readouterr().out
+    assert main(["study", str(out), "--out", str(tmp_path / "other")]) == 2
+    assert main(["study", str(file), "--retry"]) == 2
