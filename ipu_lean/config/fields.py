@@ -43,6 +43,13 @@ def field_at(path: Path) -> Optional[Any]:
     return found
 
 
+def takes_list(key: str) -> bool:
+    """Whether a single value of this key is itself a list, such as optimizer.betas."""
+    field = field_at(tuple(key.split(".")))
+    kinds = [] if field is None else [field.annotation, *get_args(field.annotation)]
+    return any(get_origin(kind) in (list, tuple) for kind in kinds)
+
+
 def leaves(kind: Type[Section] = Config, above: Path = ()) -> Iterator[Tuple[Path, Any]]:
     """(path, field) of every value in the schema, in the order of the files; an optional section counts as one value."""
     for name, field in kind.model_fields.items():

@@ -7,11 +7,16 @@ from pydantic import Field, field_validator
 from ipu_lean.config.ranges import numbers, whole
 from ipu_lean.config.section import Section, setting
 
-_LIST_OR_TEXT = {"type": ["array", "string"]}
+_LIST_OR_TEXT = {"type": ["array", "string", "number"]}
 RANGES = (
     "A list, or text such as `32,64,128`; `A..B` doubles from A to B, `A..B*4` multiplies by 4, `A..B/9` gives 9 numbers evenly "
     "spaced on a logarithmic scale; `2^-7` is a number."
 )
+
+
+def _listed(value: Any) -> Any:
+    """A single number as a list of one."""
+    return [value] if isinstance(value, (int, float)) and not isinstance(value, bool) else value
 
 
 class SweepConfig(Section):
@@ -31,7 +36,7 @@ class SweepConfig(Section):
     seeds: List[int] = Field(
         default_factory=list,
         description="Values of seed: a list, or a number N for the seeds 0 to N-1. Empty: the configuration's own.",
-        json_schema_extra={"type": ["array", "integer"]},
+        json_schema_extra={"type": ["array", "integer", "string"]},
     )
     grid: Dict[str, List[Any]] = Field(
         default_factory=dict, description="Further axes: key path -> values, such as `optimizer.weight_decay: [0, 0.1]`."
@@ -55,12 +60,12 @@ class SweepConfig(Section):
     @field_validator("lrs", mode="before")
     @classmethod
     def _range(cls, value: Any) -> Any:
-        return numbers(value) if isinstance(value, str) else value
+        return numbers(value) if isinstance(value, str) else _listed(value)
 
     @field_validator("widths", "depths", mode="before")
     @classmethod
     def _whole_range(cls, value: Any) -> Any:
-        return whole(numbers(value)) if isinstance(value, str) else value
+        return whole(numbers(value)) if isinstance(value, str) else _listed(value)
 
     @field_validator("seeds", mode="before")
     @classmethod
@@ -69,7 +74,7 @@ class SweepConfig(Section):
             if value < 1:
                 raise ValueError("this is a list of seeds, or how many there are: at least 1")
             return list(range(value))
-        return value
+        return whole(numbers(value)) if isinstance(value, str) else value
 
     @field_validator("widths", "depths", "lrs", "seeds")
     @classmethod

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 from dataclasses import dataclass
-from typing import Any, Dict, Iterable, List, Sequence, Tuple, get_args, get_origin
+from typing import Any, Dict, Iterable, List, Sequence, Tuple
 
 from ipu_lean.config import Config, SweepConfig, config_hash, derived, make_config
 from ipu_lean.config.fields import field_at, is_section, keys_of, nearest
@@ -110,13 +110,6 @@ def check_axis(key: str) -> None:
         raise ConfigError("there is no such key to sweep over" + (f" (did you mean `{near}`?)" if near else ""), key=key)
     if is_section(field.annotation) or keys_of(path):
         raise ConfigError("this is a section; an axis is a single key", key=key)
-
-
-def takes_list(key: str) -> bool:
-    """Whether a single value of this key is itself a list, such as optimizer.betas."""
-    field = field_at(tuple(key.split(".")))
-    kinds = [] if field is None else [field.annotation, *get_args(field.annotation)]
-    return any(get_origin(kind) in (list, tuple) for kind in kinds)
 
 
 def check_alike(trials: Iterable[Trial], axes: Iterable[str]) -> None:

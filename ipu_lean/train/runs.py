@@ -47,7 +47,8 @@ class RunDirectory:
         if os.listdir(out):
             run = RunDirectory(Path(out))
             trained = run.config.is_file() and run.made_by() in TRAINING
-            hint = f"choose another, or `ipu-lean resume {shlex.quote(out)}`" if trained else "choose another"
+            command = "resume" if trained else "sweep" if (run.path / "trials").is_dir() else None
+            hint = "choose another" + (f", or `ipu-lean {command} {shlex.quote(out)}`" if command else "")
             raise ConfigError(f"the output directory {out} exists and is not empty", key="--out", suggestion=hint)
 
     @classmethod
@@ -77,11 +78,13 @@ class RunDirectory:
         return run
 
     def made_by(self) -> str:
-        """The command that made the directory; without a whole summary (it was killed) `train`, which can be resumed."""
+        """The command that made the directory. Without a whole summary (it was killed) it is `sweep` where trials are kept, else
+        `train`, which can be resumed.
+        """
         try:
             return str(json.loads(self.summary.read_text(encoding="utf-8"))["command"])
         except (OSError, ValueError, KeyError, TypeError):
-            return TRAINING[0]
+            return "sweep" if (self.path / "trials").is_dir() else TRAINING[0]
 
     def check_trained(self) -> None:
         """ConfigError if another command than `train` made the directory."""

@@ -20,6 +20,8 @@ def test_text_and_counts_become_lists():
     sweep = config(widths="32..128", depths="2,8", lrs="2^-8..2^-6", seeds=3).sweep
     assert (sweep.widths, sweep.depths, sweep.seeds) == ([32, 64, 128], [2, 8], [0, 1, 2])
     assert sweep.lrs == [2.0**-8, 2.0**-7, 2.0**-6]
+    alone = config(widths=64, lrs=1e-3, seeds="0,1,5").sweep
+    assert (alone.widths, alone.lrs, alone.seeds) == ([64], [1e-3], [0, 1, 5])
 
 
 def test_it_survives_yaml_and_overrides():
@@ -56,7 +58,8 @@ def test_a_sweep_section_changes_nothing_that_a_run_computes():
 
 def test_the_schema_lets_editors_accept_both_forms():
     properties = json_schema()["$defs"]["SweepConfig"]["properties"]
-    assert properties["widths"]["type"] == ["array", "string"] and properties["seeds"]["type"] == ["array", "integer"]
+    assert properties["widths"]["type"] == ["array", "string", "number"]
+    assert properties["seeds"]["type"] == ["array", "integer", "string"]
 
 
 def test_config_show_has_it_as_one_value():

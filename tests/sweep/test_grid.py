@@ -8,8 +8,9 @@ from dataclasses import replace
 import pytest
 
 from ipu_lean.config import SweepConfig, make_config
+from ipu_lean.config.fields import takes_list
 from ipu_lean.errors import ConfigError
-from ipu_lean.sweep.grid import WIDTH, check_alike, expand, lr_text, takes_list
+from ipu_lean.sweep.grid import WIDTH, check_alike, expand, lr_text
 
 pytestmark = pytest.mark.pod
 

@@ -1,0 +1,243 @@
+"""`sweep`: from a configuration with axes to trials, a table, plots, and a verdict on the learning rate's transfer."""
+
+from __future__ import annotations
+
+import time
+from typing import Any, Callable, Dict, Iterable, List, Optional, Sequence, Tuple
+
+from ipu_lean.config import Config, Loaded, SweepConfig, config_hash, require_device
+from ipu_lean.data import expected_vocab
+from ipu_lean.errors import ConfigError, Interrupted, RunError, VerdictFailed
+from ipu_lean.models import build_meta
+from ipu_lean.mup.verdict import FAIL, INCONCLUSIVE
+from ipu_lean.sweep import judge, report
+from ipu_lean.sweep.directory import SweepDirectory, check_same_base
+from ipu_lean.sweep.grid import LR, SEED, Trial, expand
+from ipu_lean.sweep.jobs import Job, iter_job, plan_jobs
+from ipu_lean.sweep.progress import SweepProgress
+from ipu_lean.sweep.results import DONE, TrialResult
+from ipu_lean.sweep.workers import run_local
+from ipu_lean.train.commands import with_absolute_paths
+from ipu_lean.train.precision import check_precision
+from ipu_lean.train.runs import make_summary
+from ipu_lean.train.signals import StopSignal
+
+Summary = Dict[str, Any]
+Say = Callable[[str], None]
+
+
+def run_sweep(
+    loaded: Loaded,
+    out: Optional[str] = None,
+    *,
+    share: Optional[Tuple[int, int]] = None,
+    plan_only: bool = False,
+    strict: bool = False,
+    say: Say = lambda text: None,
+) -> Summary:
+    """Run every trial of `loaded.config.sweep` and judge them.
+
+    Args:
+        out: the directory; `runs/NAME-sweep-TIME` unless given. share: (K, N) runs every N-th trial and judges nothing.
+        plan_only: make the directory and run nothing. strict: an inconclusive verdict fails as well.
+
+    Raises:
+        ConfigError, EnvironmentProblem: before anything was written.
+        RunError: no trial came to an end, so there is nothing to judge.
+        VerdictFailed: the learning rate does not transfer; everything is in the directory all the same.
+        Interrupted: Ctrl-C or SIGTERM; the text is the command that goes on.
+    """
+    SweepDirectory.check_free(out)
+    config = with_absolute_paths(loaded.config)
+    trials = _trials(config)
+    check_trials(trials)
+    run = SweepDirectory.begin(out, config)
+    return _sweep(run, config, trials, share=share, plan_only=plan_only, strict=strict, say=say)
+
+
+def resume_sweep(
+    directory: str,
+    loaded: Loaded,
+    *,
+    share: Optional[Tuple[int, int]] = None,
+    plan_only: bool = False,
+    retry: bool = False,
+    strict: bool = False,
+    say: Say = lambda text: None,
+) -> Summary:
+    """Go on with a sweep: trials that have a result are not repeated.
+
+    Args:
+        loaded: the directory's configuration with overrides, which may change the `sweep` section: axes may grow and shrink.
+        retry: run again what failed (diverged is a result).
+
+    Raises:
+        As `run_sweep`, and ConfigError where something else than the axes has changed.
+    """
+    run = SweepDirectory.reopen(directory)
+    old = _read(run)
+    config = with_absolute_paths(loaded.config)
+    check_same_base(old, config)
+    trials = _trials(config)
+    check_trials(trials)
+    if config != old:
+        run.keep(config)
+    return _sweep(run, config, trials, share=share, plan_only=plan_only, retry=retry, strict=strict, say=say)
+
+
+def check_trials(trials: Sequence[Trial]) -> None:
+    """Everything that can be wrong about a trial before its data is read: device, precision, muP's base, one of each shape."""
+    first = trials[0].config
+    require_device(first)
+    check_precision(first)
+    seen = set()
+    for trial in trials:
+        shape = tuple((name, repr(value)) for name, value in trial.axes.items() if name not in ("lr", "seed"))
+        if shape not in seen:
+            seen.add(shape)
+            build_meta(trial.config, expected_vocab(trial.config))
+
+
+def _trials(config: Config) -> List[Trial]:
+    sweep = config.sweep or SweepConfig()
+    trials = expand(config, sweep)
+    if len(trials) < 2:
+        raise ConfigError(
+            "there is nothing to sweep over: no axis has two values",
+            key="sweep",
+            suggestion=f"give axes, for example `--widths 64..256 --lrs 2^-10..2^-4 --seeds 2` ({LR} and {SEED} have one value)",
+        )
+    return trials
+
+
+def _read(run: SweepDirectory) -> Config:
+    from ipu_lean.config import load_config
+
+    return load_config(run.config)
+
+
+def _sweep(
+    run: SweepDirectory,
+    config: Config,
+    trials: List[Trial],
+    *,
+    share: Optional[Tuple[int, int]],
+    plan_only: bool,
+    strict: bool,
+    say: Say,
+    retry: bool = False,
+) -> Summary:
+    """Run what has no result yet; then judge, unless this is a share."""
+    started = time.perf_counter()
+    if share is None and not plan_only:
+        run.lock()
+    try:
+        mine = trials if share is None else trials[share[0] :: share[1]]
+        done = run.store.done_ids(retry)
+        todo = [] if plan_only else [trial for trial in mine if trial.id not in done]
+        say(_announcement(run, config, mine, sum(trial.id in done for trial in mine), plan_only))
+        run.task(trials[0].config)
+        if todo:
+            stopped = f"stopped; finished trials are kept. Go on with: ipu-lean sweep {run.path}"
+            with StopSignal(stopped), SweepProgress(len(todo), config.logging.progress, say) as progress:
+
+                def on_result(result: TrialResult) -> None:
+                    run.store.add(result)
+                    progress.result(result)
+
+                _execute(todo, config.sweep or SweepConfig(), on_result)
+        seconds = time.perf_counter() - started
+        if share is not None or plan_only:
+            return _partial_summary(run, config, mine, seconds)
+        return _judge(run, config, trials, seconds, strict)
+    except (Interrupted, KeyboardInterrupt) as problem:
+        seconds = time.perf_counter() - started
+        run.write_summary(_summary(config, seconds, status="interrupted", exit_code=130, error=str(problem)))
+        raise
+    finally:
+        run.unlock()
+
+
+def _execute(trials: Sequence[Trial], sweep: SweepConfig, on_result: Callable[[TrialResult], None]) -> None:
+    """All trials by the chosen executor."""
+    jobs: Iterable[Job] = plan_jobs(trials, sweep.executor, sweep.workers)
+    if sweep.executor == "sequential":
+        for job in jobs:
+            for result in iter_job(job, "sequential"):
+                on_result(result)
+    elif sweep.executor == "ray":
+        from ipu_lean.sweep.ray_workers import run_ray
+
+        run_ray(jobs, sweep.ray_address, sweep.workers, on_result)
+    else:
+        run_local(jobs, sweep.workers, on_result)
+
+
+def _announcement(run: SweepDirectory, config: Config, trials: Sequence[Trial], done: int, plan_only: bool) -> str:
+    sweep = config.sweep or SweepConfig()
+    axes: Dict[str, List[Any]] = {}
+    for trial in trials:
+        for name, value in trial.axes.items():
+            if value not in axes.setdefault(name, []):
+                axes[name].append(value)
+    grid = " x ".join(f"{len(values)} {name}" for name, values in axes.items() if len(values) > 1)
+    lines = [f"sweep directory: {run.path}", f"{len(trials)} trials ({grid}), {done} of them finished before"]
+    if plan_only:
+        lines += [f"run them with: ipu-lean sweep {run.path}"]
+    elif done < len(trials):
+        hands = "this process" if sweep.executor == "sequential" else f"{sweep.workers} workers"
+        lines += [f"executor {sweep.executor}, {hands}; {config.train.steps} updates a trial"]
+    return "\n".join(lines)
+
+
+def _summary(config: Config, seconds: float, **fields: Any) -> Summary:
+    return make_summary("sweep", device=config.device, config_hash=config_hash(config), seconds=seconds, **fields)
+
+
+def _partial_summary(run: SweepDirectory, config: Config, trials: Sequence[Trial], seconds: float) -> Summary:
+    """Of a share, or of a plan: no verdict, and nothing that another share could overwrite."""
+    results = {result.id: result for result in run.store.results([trial.id for trial in trials])}
+    counted = judge.counts(trials, results)
+    summary = _summary(config, seconds, metrics={"counts": counted}, artifacts={"run": str(run.path)})
+    shown = ", ".join(f"{count} {name}" for name, count in counted.items() if count)
+    return {**summary, "table": f"{shown}\njudge all of them with: ipu-lean sweep {run.path}"}
+
+
+def _judge(run: SweepDirectory, config: Config, trials: List[Trial], seconds: float, strict: bool) -> Summary:
+    """Table, CSV, plots, summary; raises what the verdict or its absence calls for."""
+    results = {result.id: result for result in run.store.results([trial.id for trial in trials])}
+    counted = judge.counts(trials, results)
+    report.write_csv(run.csv, trials, results)
+    if not counted[DONE]:
+        reasons = sorted({result.error or result.status for result in results.values()})
+        error = RunError(f"none of {len(trials)} trials came to its end, so there is nothing to judge: {'; '.join(reasons[:3])}")
+        failed = _summary(config, seconds, status="failed", exit_code=1, error=str(error), metrics={"counts": counted})
+        run.write_summary(failed)
+        raise error
+    groups = judge.group_trials(trials, results)
+    table = report.format_table(groups, counted, len({trial.axes["seed"] for trial in trials}))
+    run.table.write_text(table + "\n", encoding="utf-8")
+    title = f"{config.name}: {len(trials)} trials of {config.train.steps} updates"
+    report.plot_transfer(groups, run.plot, title)
+    report.plot_steps(groups, trials, results, run.steps, title)
+    verdict = judge.sweep_verdict(groups)
+    failed = verdict == FAIL or (strict and verdict == INCONCLUSIVE)
+    summary = _summary(
+        config,
+        seconds,
+        exit_code=VerdictFailed.exit_code if failed else 0,
+        steps=sum(len(result.losses) for result in results.values()),
+        metrics={"counts": counted, "groups": [group.as_dict() for group in groups]},
+        artifacts=report.as_artifacts(
+            {"run": run.path, "results": run.csv, "table": run.table, "plot": run.plot, "steps": run.steps}
+        ),
+    )
+    summary["verdict"] = verdict
+    run.write_summary(summary)
+    reason = judge.worst(groups, verdict) if verdict is not None else None
+    shown = {**summary, "table": table, "reason": None if reason is None else reason.text}
+    if failed and reason is not None:
+        raise VerdictFailed(reason.text, shown)
+    return shown
+
+

@@ -1,0 +1,93 @@
+"""A sweep's directory: config.yaml with its `sweep` section, the trials, and what is made of them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Optional, Tuple
+
+from ipu_lean.config import Config, config_hash, dump_config
+from ipu_lean.errors import ConfigError, RunError
+from ipu_lean.sweep.results import Store
+from ipu_lean.train.files import write_atomic
+from ipu_lean.train.runs import RunDirectory
+from ipu_lean.train.tasks import Task, open_task
+
+
+class SweepDirectory(RunDirectory):
+    """Paths of one sweep; the lock keeps a second process from judging in it (shares need none)."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path)
+        self.store = Store(self.path)
+        self.csv = self.path / "results.csv"
+        self.table = self.path / "table.txt"
+        self.plot = self.path / "transfer.png"
+        self.steps = self.path / "steps.png"
+
+    @classmethod
+    def begin(cls, out: Optional[str], config: Config) -> SweepDirectory:
+        """A new directory. ConfigError if `out` exists and is not empty."""
+        run = cls(RunDirectory.create(out, f"{config.name}-sweep", dump_config(config)).path)
+        run.store.directory.mkdir()
+        return run
+
+    @classmethod
+    def reopen(cls, path: str) -> SweepDirectory:
+        """An existing one. ConfigError if there is none."""
+        run = cls(RunDirectory.open(path).path)
+        if not run.store.directory.is_dir():
+            raise ConfigError(f"{path} holds no sweep", key="RUN", suggestion="name the directory of an `ipu-lean sweep`")
+        return run
+
+    def keep(self, config: Config) -> None:
+        """Replace config.yaml, where the axes have changed."""
+        write_atomic(self.config, dump_config(config))
+
+    def task(self, config: Config) -> Task:
+        """The data of all trials, the same as when the sweep began.
+
+        Raises:
+            RunError: the text has changed since then.
+        """
+        record = self.data if self.data.exists() else None
+        task = open_task(config, record=record)
+        if record is not None and open_task(config).fingerprint() != task.fingerprint():
+            raise RunError(
+                f"the training text has changed since the sweep in {self.path} began, so its trials could not be compared. Put "
+                "the old text back, or start a new sweep."
+            )
+        if record is None:
+            task.note(self.data)
+        return task
+
+
+def is_sweep(path: str) -> bool:
+    """Whether `path` is the directory of a sweep."""
+    return Path(path).is_dir() and (Path(path) / "config.yaml").is_file() and (Path(path) / "trials").is_dir()
+
+
+def check_same_base(old: Config, new: Config) -> None:
+    """A sweep may get other axes and workers, and nothing else: ConfigError otherwise."""
+    from ipu_lean.train.banner import flat
+    from ipu_lean.train.resume import differing
+
+    if config_hash(old) == config_hash(new):
+        return
+    for key in differing(flat(old), flat(new)):
+        if key not in ("name", "sweep") and not key.startswith("logging."):
+            raise ConfigError(
+                "a sweep goes on with what it began with: only its axes, workers and name may change",
+                key=key,
+                value=flat(new).get(key),
+                suggestion="start a new sweep, or make it an axis",
+            )
+
+
+def share_of(text: str) -> Tuple[int, int]:
+    """`3/16` as (3, 16): the fourth of sixteen parts. ConfigError for anything else."""
+    first, slash, second = text.partition("/")
+    if slash and first.strip().isdigit() and second.strip().isdigit() and int(first) < int(second):
+        return int(first), int(second)
+    raise ConfigError(
+        "a share is written K/N with K from 0 to N-1", key="--share", value=text, suggestion="for example --share 0/16"
+    )
