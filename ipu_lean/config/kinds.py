@@ -9,7 +9,7 @@ from ipu_lean.config.root import Config
 from ipu_lean.config.section import Section
 from ipu_lean.errors import ConfigError
 
-MLP_MODEL = ("kind", "width", "depth", "activation", "bias", "dropout", "features")
+_MLP_MODEL = ("kind", "width", "depth", "activation", "bias", "dropout", "features")
 _MLP_MUP = ("parametrization", "base_width", "base", "depth_rule", "readout_zero_init", "init_scale", "output_mult", "decay")
 _MLP_MEMORY = ("engine", "loss_chunk")
 _MLP_DATA = ("images", "validation", "cache", "shuffle")
@@ -17,7 +17,7 @@ _MLP_DATA = ("images", "validation", "cache", "shuffle")
 
 def check_mlp(model: ModelConfig, where: str) -> None:
     """The rules inside the model section of an mlp; `where` is its dotted path."""
-    _unread(model, MLP_MODEL, where)
+    _unread(model, _MLP_MODEL, where)
     if model.activation.endswith("glu"):
         raise ConfigError(
             "an mlp's layers have no gate",
