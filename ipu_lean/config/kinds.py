@@ -76,6 +76,8 @@ def _unread(section: Section, read: Iterable[str], where: str) -> None:
 def _sentence(where: str, name: str) -> str:
     if where == "train.sample":
         return "an mlp generates no text"
+    if where == "memory":
+        return "an mlp keeps its few activations"
     if where == "data":
         return f"images have no {name.replace('_', ' ')}"
     return f"an mlp has no {name.replace('_', ' ')}"

@@ -54,6 +54,8 @@ def test_what_an_mlp_reads_is_accepted() -> None:
         ({"mup": {"embedding_std": 0.2}}, "mup.embedding_std"),
         ({"memory": {"engine": "invert"}}, "memory.engine"),
         ({"memory": {"engine": "checkpoint", "checkpoint_every": 2}}, "memory.engine"),
+        ({"memory": {"ffn_chunk": 8}}, "memory.ffn_chunk"),
+        ({"memory": {"ipu_backward": "surrogate"}}, "memory.ipu_backward"),
         ({"data": {"corpus": "kjv"}}, "data.corpus"),
         ({"data": {"tokenizer": {"kind": "bpe"}}}, "data.tokenizer.kind"),
         ({"data": {"limit": 100}}, "data.limit"),
