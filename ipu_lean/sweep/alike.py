@@ -30,6 +30,7 @@ OWN = (
     "sweep",
     "data.cache",
     "train.clip",
+    "train.compile",
     "train.threads",
     "train.eval_every",
     "train.save_every",

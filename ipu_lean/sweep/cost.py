@@ -6,17 +6,10 @@ import os
 from typing import Optional
 
 from ipu_lean.config import Config, derived
+from ipu_lean.data import expected_features, expected_vocab
 
-UNKNOWN_FEATURES = 3072  # of an image whose size the data will tell: 32 x 32 in three colours
 COPIES = 6  # weights, gradients, two moments, and the sums and copies in between
 ACTIVATIONS = 12  # widths that a layer keeps of each token, besides the feed-forward and the scores
-
-
-def vocab(config: Config) -> int:
-    """Rows of the readout, or a fair guess."""
-    if config.model.kind != "gpt":
-        return 10
-    return config.model.vocab or derived.tokenizer_vocab(config.data.tokenizer)
 
 
 def tokens(config: Config) -> int:
@@ -28,12 +21,11 @@ def parameters(config: Config) -> int:
     """Weights of the model, norms and biases left out."""
     model = config.model
     if model.kind != "gpt":
-        features = getattr(model, "features", None) or UNKNOWN_FEATURES
-        return model.width * (features + (model.depth - 1) * model.width + vocab(config))
+        return model.width * (expected_features(config) + (model.depth - 1) * model.width + expected_vocab(config))
     matrices = 3 if model.activation.endswith("glu") else 2
     layer = model.width * (4 * model.width + matrices * derived.ffn_width(model))
     layers = derived.groups(model) * model.num_inner_groups
-    return layers * layer + (1 if model.tied else 2) * vocab(config) * model.width
+    return layers * layer + (1 if model.tied else 2) * expected_vocab(config) * model.width
 
 
 def work(config: Config) -> float:
@@ -52,7 +44,7 @@ def bytes_each(config: Config) -> int:
         kept = 4 * model.depth * model.width
     else:
         layer = ACTIVATIONS * model.width + 3 * derived.ffn_width(model) + 2 * derived.heads(model) * model.seq
-        kept = model.depth * layer + 3 * vocab(config)
+        kept = model.depth * layer + 3 * expected_vocab(config)
     return 4 * (COPIES * parameters(config) + tokens(config) * kept)
 
 

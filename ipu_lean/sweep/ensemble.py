@@ -114,7 +114,7 @@ class Ensemble:
         for member, loss, norm in zip(self.rows, losses, norms.tolist()):
             if not member.ended:
                 self._record(member, loss, norm)
-        self._clip(gradients, norms)
+        gradients = self._clipped(gradients, norms)
         iterations = self.config.batch.device_iterations
         factors = [member.schedule.lr_at(self.step - 1, iterations) for member in self.rows]
         self.update.step(gradients, factors, self._alive())
@@ -139,12 +139,9 @@ class Ensemble:
         for x, y in zip(inputs.split(micro, 1), labels.split(micro, 1)):
             loss, gradients = self.program(self.weights, self.shared, self.own, x, y)
             losses += loss
-            if total:
-                torch._foreach_add_(total, gradients)
-            else:
-                total = gradients
+            total = list(torch._foreach_add(total, gradients)) if total else gradients
         if count > 1:
-            torch._foreach_div_(total, float(count))
+            total = list(torch._foreach_div(total, float(count)))
         return (losses / count).tolist(), total
 
     def _program(self, inputs: torch.Tensor, labels: torch.Tensor) -> StackedGradient:
@@ -166,13 +163,13 @@ class Ensemble:
             member.losses.append(loss)
         member.ended = member.problem is not None or loss > DIVERGED_MULTIPLE * member.losses[0]
 
-    def _clip(self, gradients: List[torch.Tensor], norms: torch.Tensor) -> None:
-        """Multiply each trial's gradients by what brings their global norm down to its `train.clip`."""
+    def _clipped(self, gradients: List[torch.Tensor], norms: torch.Tensor) -> List[torch.Tensor]:
+        """Each trial's gradients multiplied by what brings their global norm down to its `train.clip`."""
         largest = [math.inf if member.config.train.clip is None else member.config.train.clip for member in self.rows]
         factors = (torch.tensor(largest) / (norms + CLIP_EPS)).clamp(max=1.0)
-        if bool((factors < 1.0).any()):
-            for gradient in gradients:
-                gradient.mul_(factors.view((-1,) + (1,) * (gradient.dim() - 1)))
+        if not bool((factors < 1.0).any()):
+            return gradients
+        return [gradient * factors.view((-1,) + (1,) * (gradient.dim() - 1)) for gradient in gradients]
 
     def _shrink(self) -> None:
         """Leave diverged trials out of the stacks once that saves more than tracing the program anew costs."""

@@ -23,7 +23,7 @@ GAIN = 1.1  # together must be this much faster than alone: it is measured rough
 FINER = 1.05  # and half as many together this much faster than all
 SMALLEST = 4
 ENOUGH = 2.0  # seconds of work, all trials together, below which nothing is worth measuring
-TRACING = 10.0  # times of tracing that a program must have before it, for another size to be tried
+TRACING = 40.0  # times of tracing that a program must have before it, for half its size to be tried: that gains little
 
 _known: Dict[Tuple[str, int], int] = {}
 

@@ -21,6 +21,7 @@ from ipu_lean.sweep.results import TrialResult
 EXECUTOR = "ray"
 TRIES = 2
 POLL = 0.5  # seconds between two looks at `stop`
+OBJECT_STORE = 128 * 2**20  # bytes; Ray would take a third of the memory, and trials and results are small
 Train = Callable[[Job], Iterable[TrialResult]]
 
 
@@ -28,7 +29,6 @@ class _Flight(NamedTuple):
     """A job under way: what is left of it by trial id, how often it was begun, and Ray's stream of its results."""
 
     left: Dict[str, Trial]
-    probe: bool
     tries: int
     stream: Any
 
@@ -61,7 +61,7 @@ def run_ray(
         while waiting or flights:
             while waiting and len(flights) < workers:
                 job, tries = waiting.popleft()
-                flights.append(_Flight({trial.id: trial for trial in job}, job.probe, tries, remote.remote(job, train)))
+                flights.append(_Flight({trial.id: trial for trial in job}, tries, remote.remote(job, train)))
             if stop():
                 for flight in flights:
                     with contextlib.suppress(ray.exceptions.RayError, TypeError, ValueError):
@@ -99,7 +99,7 @@ def _cluster(ray: Any, address: Optional[str], workers: int) -> Iterator[None]:
         yield
         return
     # `local` starts one even where another is running on this machine.
-    own = {"address": "local", "num_cpus": workers, "include_dashboard": False}
+    own = {"address": "local", "num_cpus": workers, "include_dashboard": False, "object_store_memory": OBJECT_STORE}
     options = own if address is None else {"address": address}
     try:
         ray.init(log_to_driver=False, logging_level=logging.ERROR, **options)
@@ -140,11 +140,12 @@ def _take(ray: Any, flight: _Flight, on_result: Callable[[TrialResult], None]) -
 
 
 def _again(flight: _Flight, waiting: Deque[Any], on_result: Callable[[TrialResult], None]) -> None:
-    """What a stream ended without goes back to the queue, once."""
+    """What a stream ended without goes back to the queue, once, and one by one: together they may have been too large, and a
+    trial that ends its worker shall not take others along."""
     from ipu_lean.sweep.trial import failed_result
 
     if flight.left and flight.tries < TRIES:
-        waiting.append((Job(list(flight.left.values()), flight.probe), flight.tries + 1))
+        waiting.extend((Job([trial]), flight.tries + 1) for trial in flight.left.values())
         return
     for trial in flight.left.values():
         on_result(failed_result(trial, f"the worker that trained it was lost, {TRIES} times", EXECUTOR))

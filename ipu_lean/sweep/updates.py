@@ -55,7 +55,7 @@ class _Update(ABC):
         """One update.
 
         Args:
-            gradients: in the order of the weights, `[K, *shape]`; may be overwritten.
+            gradients: in the order of the weights, `[K, *shape]`.
             factors: what the schedule makes of each model's learning rates now.
             alive: models that are not are left as they are (or become meaningless).
         """
@@ -131,7 +131,7 @@ class FusedAdam(_Update):
         """See `_Update.step`."""
         self.updates += 1
         self.count.fill_(float(self.updates))
-        rows = [gradient.unbind(0) for gradient in gradients]
+        rows = [gradient.contiguous().unbind(0) for gradient in gradients]  # the kernel walks through memory, not through strides
         for model, lr, places, (weights, first, second), numbers in self.calls:
             if alive[model]:
                 own = [rows[place][model] for place in places]

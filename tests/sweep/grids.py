@@ -7,6 +7,7 @@ from typing import Any, List
 
 from ipu_lean.config import SweepConfig
 from ipu_lean.sweep.grid import Trial, expand
+from tests.data.images.helpers import image_config
 from tests.train.helpers import tiny_config
 
 
@@ -17,3 +18,9 @@ def grid_of(folder: Path, lrs: Any = (1e-3, 4e-3, 1e-2), seeds: Any = (0, 1), gr
     sections["train"] = {"eval_every": 0, **sections.get("train", {})}
     config = tiny_config(folder, **sections)
     return expand(config, SweepConfig(lrs=list(lrs), seeds=list(seeds), grid=grid or {}))
+
+
+def mlp_grid(folder: Path, lrs: Any = (1e-3, 1e-2), seeds: Any = (0, 5), **sections: Any) -> List[Trial]:
+    """The same with an MLP on small images."""
+    sections["mup"] = {"readout_zero_init": False, **sections.get("mup", {})}
+    return expand(image_config(folder, **sections), SweepConfig(lrs=list(lrs), seeds=list(seeds)))

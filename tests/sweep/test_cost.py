@@ -10,7 +10,7 @@ from ipu_lean.models import build_meta
 from ipu_lean.sweep import cost
 from ipu_lean.sweep.ensemble import Ensemble
 from ipu_lean.sweep.trial import task_of
-from tests.sweep.grids import grid_of
+from tests.sweep.grids import grid_of, mlp_grid
 
 MODELS = {
     "tied": {"width": 64, "seq": 32},
@@ -54,3 +54,10 @@ def test_work_is_six_for_each_weight_and_token(tmp_path):
     assert 3 < cost.work(large) / cost.work(small) < 4
     wider = grid_of(tmp_path, model={"width": 64, "seq": 16}, batch={"accumulation": 6})[0].config
     assert cost.work(wider) == pytest.approx(3 * cost.work(small))
+
+
+@pytest.mark.pod
+def test_an_mlp_is_counted(tmp_path):
+    config = mlp_grid(tmp_path, model={"width": 64, "depth": 3})[0].config
+    assert cost.parameters(config) == 64 * (16 + 64 + 64 + 3)  # images of 4 x 4, three classes
+    assert cost.work(config) == 4 * 2 * 6 * cost.parameters(config)

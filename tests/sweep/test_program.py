@@ -14,6 +14,7 @@ pytestmark = pytest.mark.pod
 MODELS = {
     "reversible": {"memory": {"engine": "store"}},
     "momentum": {"stack": {"coupling": "momentum", "beta": 0.8}, "memory": {"engine": "store"}},
+    "gated output": {"stack": {"output": "gate"}, "memory": {"engine": "store"}},
     "affine, split": {"stack": {"coupling": "affine", "input": "split"}, "memory": {"engine": "store"}},
     "residual, untied": {"stack": {"kind": "residual"}, "tied": False},
     "sandwich, rmsnorm, swiglu, sinusoidal": {

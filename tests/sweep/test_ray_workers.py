@@ -11,7 +11,7 @@ import pytest
 
 from ipu_lean.errors import ConfigError, EnvironmentProblem
 from ipu_lean.sweep.jobs import Job
-from ipu_lean.sweep.ray_workers import import_ray, run_ray
+from ipu_lean.sweep.ray_workers import OBJECT_STORE, import_ray, run_ray
 from ipu_lean.sweep.trial import run_trial
 from tests.sweep.grids import grid_of
 from tests.sweep.ray_helpers import Noting, Refusing, Sleeping, begun
@@ -40,8 +40,9 @@ def cluster():
     import_ray()
     from ray.cluster_utils import Cluster
 
-    own = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
-    own.add_node(num_cpus=1)
+    size = {"num_cpus": 1, "object_store_memory": OBJECT_STORE}
+    own = Cluster(initialize_head=True, head_node_args={**size, "include_dashboard": False})
+    own.add_node(**size)
     yield own.address
     own.shutdown()
 
@@ -70,13 +71,15 @@ def test_a_killed_worker_costs_nothing_but_its_trial(cluster, tmp_path):
 
 
 @new_enough
-def test_a_trial_that_kills_its_worker_twice_is_a_failure(cluster, tmp_path):
-    trials = grid_of(tmp_path, lrs=[1e-3, 1e-2], seeds=[0])
+def test_a_trial_that_kills_its_worker_twice_fails_alone(cluster, tmp_path):
+    first, fatal, last = trials = grid_of(tmp_path, lrs=[1e-3, 4e-3, 1e-2], seeds=[0])
     results = []
-    run_ray([Job(trials)], cluster, 2, results.append, train=Noting(tmp_path, fatal=trials[1].id))
-    assert [(result.id, result.status) for result in results] == [(trials[0].id, "done"), (trials[1].id, "failed")]
-    assert "lost" in results[1].error
-    assert Counter(trial for _, trial in begun(tmp_path)) == {trials[0].id: 1, trials[1].id: 2}
+    run_ray([Job(trials)], cluster, 2, results.append, train=Noting(tmp_path, fatal=fatal.id))
+    assert results[0].id == first.id
+    assert {result.id: result.status for result in results} == {first.id: "done", fatal.id: "failed", last.id: "done"}
+    (error,) = [result.error for result in results if result.id == fatal.id]
+    assert "lost" in error
+    assert Counter(trial for _, trial in begun(tmp_path)) == {first.id: 1, fatal.id: 2, last.id: 1}
 
 
 @new_enough
