@@ -19,7 +19,7 @@ def check(arguments: argparse.Namespace) -> Summary:
     from ipu_lean.config import load
     from ipu_lean.ipu.check import run_check
 
-    return _verdict(lambda: run_check(load(arguments.config, arguments.overrides)))
+    return print_verdict(lambda: run_check(load(arguments.config, arguments.overrides)))
 
 
 def compile_step(arguments: argparse.Namespace) -> Summary:
@@ -50,7 +50,7 @@ def parity(arguments: argparse.Namespace) -> Summary:
             say=_say,
         )
 
-    return _verdict(run)
+    return print_verdict(run)
 
 
 def parity_record(arguments: argparse.Namespace) -> Summary:
@@ -79,10 +79,10 @@ def parity_compare(arguments: argparse.Namespace) -> Summary:
         limits = _tolerances(arguments.tolerance)
         return run_compare(arguments.reference, arguments.candidate, arguments.out, tolerances=limits, strict=arguments.strict)
 
-    return _verdict(run)
+    return print_verdict(run)
 
 
-def _verdict(run: Callable[[], Summary]) -> Summary:
+def print_verdict(run: Callable[[], Summary]) -> Summary:
     """Print the table, and for a verdict that failed the reason as well; the summary carries the exit code."""
     try:
         summary = run()

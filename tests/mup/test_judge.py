@@ -1,0 +1,118 @@
+"""The judge on figures that follow known power laws."""
+from __future__ import annotations
+
+from typing import Any, Dict
+
+import pytest
+
+from ipu_lean.mup.figures import BRANCH, STREAM, Coordinate, Figures
+from ipu_lean.mup.judge import judge, judge_depth, judged_steps
+from ipu_lean.mup.verdict import FAIL, INCONCLUSIVE, PASS, Verdict, overall
+from tests.mup.made import figures
+
+
+def named(verdicts: Any) -> Dict[str, Verdict]:
+    return {verdict.name: verdict for verdict in verdicts}
+
+
+def test_figures_as_mup_prescribes_them_pass_every_question() -> None:
+    control = figures(change={"stack": 1.0})
+    verdicts = named(judge(figures(seeds=3), control))
+    assert overall(verdicts.values()) == PASS
+    assert list(verdicts) == ["update sizes", "rates during the run", "initialisation", "attention scores", "readout multiplier",
+                              "values at the start", "activation changes", "weight decay"]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "question, change, number",
+    [
+        ("update sizes", {"update": {"layers.0.up.weight": 0.0}}, 1.0),
+        ("update sizes", {"update": {"embedding.weight": -0.5}}, 0.5),
+        ("update sizes", {"update": {"norm.weight": -1.0}}, 1.0),
+        ("rates during the run", {"last_rate": {"layers.0.up.weight": 0.0}}, 1.0),
+        ("initialisation", {"start": {"layers.0.down.weight": 0.0}}, 0.5),
+        ("initialisation", {"start": {"embedding.weight": -0.5}}, 0.5),
+        ("attention scores", {"scores": 0.0}, 0.5),
+        ("attention scores", {"head_size": lambda w: 16}, 0.5),
+        ("readout multiplier", {"readout": 0.5}, 1.0),
+        ("values at the start", {"values": {"layer0.attention": -1.0}}, 1.0),
+        ("activation changes", {"change": {"stack": 0.5}}, 0.5),
+        ("activation changes", {"change": {"head": 0.75}}, 0.75),
+        ("weight decay", {"decay": -1.0}, 1.0),
+    ],
+)
+def test_a_wrong_power_fails_its_own_question_with_its_number(question: str, change: Dict[str, Any], number: float) -> None:
+    verdicts = named(judge(figures(**change)))
+    assert verdicts[question].status == FAIL
+    assert verdicts[question].number == pytest.approx(number, abs=1e-9)
+    others = {name for name, verdict in verdicts.items() if verdict.status != PASS} - {question}
+    assert not others, others
+
+
+def test_heads_that_keep_their_size_must_have_scores_that_keep_theirs() -> None:
+    verdicts = named(judge(figures(scores=0.0, head_size=lambda w: 16)))
+    assert verdicts["attention scores"].status == PASS
+
+
+@pytest.mark.parametrize("power, status", [(0.19, PASS), (0.3, INCONCLUSIVE), (0.41, FAIL), (-0.3, PASS), (-0.5, INCONCLUSIVE)])
+def test_growth_fails_what_may_be_noise_is_open_and_features_that_fade_do_not_pass(power: float, status: str) -> None:
+    assert named(judge(figures(change={"stack": power})))["activation changes"].status == status
+
+
+def test_an_output_that_fades_is_allowed_since_a_random_readout_does() -> None:
+    assert named(judge(figures(change={"head": -0.5})))["activation changes"].status == PASS
+
+
+def test_a_module_that_never_changes_fails() -> None:
+    verdict = named(judge(figures(change={"embed": None})))["activation changes"]
+    assert verdict.status == FAIL and "embed" in verdict.text
+
+
+def test_without_contrast_to_the_standard_parametrisation_nothing_is_shown() -> None:
+    verdict = named(judge(figures(), control=figures(change={"stack": 0.1})))["activation changes"]
+    assert verdict.status == INCONCLUSIVE and "no contrast" in verdict.text
+
+
+def test_a_loss_that_is_not_finite_fails() -> None:
+    broken = figures()
+    broken.diverged.append((256, 0, 3))
+    verdict = named(judge(broken))["activation changes"]
+    assert verdict.status == FAIL and "256" in verdict.text
+    control = figures()
+    control.diverged.append((256, 0, 3))
+    assert named(judge(figures(), control))["activation changes"].status == PASS  # a control that explodes is contrast enough
+
+
+def test_under_sgd_learning_rates_are_judged_by_musgds_table() -> None:
+    growing = dict.fromkeys(("embedding.weight", "readout.weight", "norm.weight", "layers.0.up.bias"), 1.0)
+    rate = {**growing, "layers.0.up.weight": 0.0, "layers.0.down.weight": 0.0}
+    assert named(judge(figures(family="sgd", rate=rate)))["update sizes"].status == PASS
+    assert named(judge(figures(family="sgd", rate=dict.fromkeys(rate, 0.0))))["update sizes"].status == FAIL
+
+
+def test_steps_that_are_judged() -> None:
+    assert judged_steps(range(17)) == [4, 8, 16]
+    assert judged_steps(range(11)) == [4, 8, 10]
+    assert judged_steps([0, 1, 2]) == [2]
+
+
+def deep(branch: float, stream: float) -> Figures:
+    found = Figures(axis="depth")
+    for depth in (2, 4, 8, 16):
+        for step in (0, 4, 8):
+            for module, role, start, power in (("layer0.a", BRANCH, branch, branch), ("stack", STREAM, 0.0, stream)):
+                moved = depth**power if step else 0.0
+                found.coordinates.append(Coordinate(depth, 0, step, module, role, 1.0, depth**start, moved, moved, moved))
+    return found
+
+
+@pytest.mark.parametrize(
+    "branch, stream, statuses",
+    [(-1.0, 0.0, [PASS, PASS]), (0.0, 1.0, [FAIL, FAIL]), (-0.5, 0.1, [FAIL, PASS]), (-1.0, 0.3, [PASS, INCONCLUSIVE])],
+)
+def test_over_depth_branches_fade_and_their_sum_does_not_grow(branch: float, stream: float, statuses: list) -> None:
+    assert [verdict.status for verdict in judge_depth(deep(branch, stream), deep(0.0, 1.0))] == statuses
+
+
+def test_over_depth_too_a_control_without_growth_shows_nothing() -> None:
+    assert judge_depth(deep(-1.0, 0.0), deep(0.0, 0.1))[1].status == INCONCLUSIVE
