@@ -134,6 +134,8 @@ def check_inversion(config: Config) -> None:
     if stack.kind == "residual":
         return
     unit, half = _UNITS.get(config.precision, (conditioning.SINGLE, None))
+    if derived.surrogate(config) and unit == conditioning.FLOAT16:
+        unit, half = _UNITS["fp16-mixed"]  # the walk back widens the streams (ipu/walk.py)
     if stack.exact and unit != conditioning.SINGLE:
         raise ConfigError(
             f"needs streams of 24 bits, and with precision {config.precision} they have "

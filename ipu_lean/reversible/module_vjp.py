@@ -25,6 +25,9 @@ class Mask(NamedTuple):
 class ModuleVJP:
     """`module(*inputs, **kwargs)` and its gradients, as graphs of forward operations (vjp.py).
 
+    A graph is derived at the first request for inputs of its shapes and types. Weights and mode may change afterwards; whoever
+    changes anything else in the module needs a new one of these.
+
     Args:
         module: called as a module; it may draw random numbers by dropout only.
         allowed: the operations of the device, see `derive`.
@@ -45,14 +48,18 @@ class ModuleVJP:
         self.names = [name for name, _ in module.named_parameters()] if names is None else list(names)
         self._all = names is None
         self._cache = {} if cache is None else cache
+        self._own: Dict[Any, Tuple[Pullback, List[Mask]]] = {}
+
+    def __getstate__(self) -> Dict[str, Any]:
+        return {**self.__dict__, "_cache": {}, "_own": {}}  # graphs cannot be pickled; they are derived again
 
     def parameters(self) -> List[nn.Parameter]:
         """The parameters in the order of their gradients, as the module has them now."""
         return [self.module.get_parameter(name) for name in self.names]
 
     def ready(self, inputs: Sequence[Tensor], kwargs: Optional[Kwargs] = None) -> bool:
-        """Whether inputs of these shapes and types have been derived for."""
-        return self._key(inputs, kwargs or {}) in self._cache
+        """Whether inputs of these shapes and types have been derived for, in the module's present mode."""
+        return self._key(inputs, kwargs or {}) in self._own
 
     def masks(self, inputs: Sequence[Tensor], kwargs: Optional[Kwargs] = None) -> List[Mask]:
         """The dropouts of one call, in order; none outside training."""
@@ -101,15 +108,18 @@ class ModuleVJP:
     def _key(self, inputs: Sequence[Tensor], kwargs: Kwargs) -> Any:
         sizes = tuple((tuple(t.shape), t.dtype) for t in inputs)
         others = tuple((key, tuple(kwargs[key].shape), kwargs[key].dtype) for key in sorted(kwargs))
-        return fingerprint(self.module), tuple(self.names), self.count, sizes, others
+        weights = tuple(parameter.dtype for parameter in self.parameters())
+        return self.module.training, weights, sizes, others
 
     def _derived(self, inputs: Sequence[Tensor], kwargs: Kwargs) -> Tuple[Pullback, List[Mask]]:
         key = self._key(inputs, kwargs)
-        if key not in self._cache:
-            # The module is kept as well: the key may name objects of it by identity.
-            self._cache[key] = (*self._derive(inputs, kwargs), self.module)
-        pullback, masks, _ = self._cache[key]
-        return pullback, masks
+        if key not in self._own:
+            common = (key, tuple(self.names), self.count, fingerprint(self.module))
+            if common not in self._cache:
+                # The module is kept as well: the key may name objects of it by identity.
+                self._cache[common] = (*self._derive(inputs, kwargs), self.module)
+            self._own[key] = self._cache[common][:2]
+        return self._own[key]
 
     def _derive(self, inputs: Sequence[Tensor], kwargs: Kwargs) -> Tuple[Pullback, List[Mask]]:
         count, keys, slots, buffers = len(inputs), sorted(kwargs), self._slots(), len(self._others())

@@ -20,18 +20,20 @@ UNTIED = {"tied": False}
 MODELS: Dict[str, Dict[str, Any]] = {
     "quickstart": {},
     "untied, rmsnorm, swiglu, sandwich": {**UNTIED, "norm": "rmsnorm", "activation": "swiglu", "sandwich": True},
-    "learned positions, no bias, relu": {"positions": "learned", "bias": False, "activation": "relu"},
-    "sinusoidal positions, silu": {"positions": "sinusoidal", "activation": "silu"},
+    "learned positions, no bias, relu": {"positions": "learned", "bias": False, "activation": "relu", "stack": {"output": "y"}},
     "dropout": {"dropout": 0.2, "attention_dropout": 0.1, "embedding_dropout": 0.1},
     "shared layers": {"num_hidden_groups": 1, "num_inner_groups": 2},
     "aaff, sum": {"stack": {"order": "aaff", "output": "sum"}},
-    "output y": {"stack": {"output": "y"}},
     "split, concatenated": {**UNTIED, "heads": 1, "stack": {"input": "split", "output": "concat"}},
     "zeros, a learned gate": {"stack": {"input": "zeros", "output": "gate-channels"}},
     "momentum": {"stack": {"coupling": "momentum", "beta": 0.8}},
     "modified momentum": {"stack": {"coupling": "modified-momentum", "beta": 0.8}},
     "mean, shared layers": {"num_hidden_groups": 1, "stack": {"coupling": "mean"}},
-    "mean by the global index": {"stack": {"coupling": "mean", "index": "global", "output": "gate"}},
+    "mean by the global index, sinusoidal positions, silu": {
+        "positions": "sinusoidal",
+        "activation": "silu",
+        "stack": {"coupling": "mean", "index": "global", "output": "gate"},
+    },
     "affine": {"stack": {"coupling": "affine"}},
 }
 
