@@ -21,7 +21,8 @@ class TensorFigure:
 
     Attributes:
         init: before training.
-        first, first_step: the first weight update that moved it, and which that was (1 is the first; 0: none did).
+        first, first_step: the first weight update that moved it (its entries that moved), and which that was (1 is the first; 0:
+            none did).
         last: the last update of the run. Updates are without weight decay.
         rate_built, rate: its learning rate as the optimizer was built with it, and at the last update.
         decay: share of the tensor that one update takes off when its gradient is zero; None if not measured.

@@ -99,6 +99,14 @@ def rms(tensor: torch.Tensor) -> float:
     return float(tensor.detach().double().square().mean().sqrt())
 
 
+def moved_rms(change: torch.Tensor) -> float:
+    """Root mean square of the entries that are not zero: tokens that do not occur and units that are dead, a few more or less by
+    chance, have no part in an update's size.
+    """
+    moved = change[change != 0]
+    return rms(moved) if moved.numel() else 0.0
+
+
 class Values:
     """Statistics of every watched tensor against its own value at step 0."""
 
@@ -137,7 +145,7 @@ class Track:
     def update(self, step: int, weights: Dict[str, torch.Tensor]) -> None:
         """Note what update `step` (from 1) did."""
         for name, weight in weights.items():
-            moved = rms(weight - self.last[name])
+            moved = moved_rms(weight - self.last[name])
             if moved and name not in self.first:
                 self.first[name], self.first_step[name] = moved, step
             self.latest[name] = moved

@@ -10,6 +10,7 @@ import torch
 from ipu_lean.config import Config, Loaded, config_hash, derived, dump_config
 from ipu_lean.config.layout import IPU_DEVICES
 from ipu_lean.errors import ConfigError, IpuLeanError, VerdictFailed
+from ipu_lean.models import build_meta
 from ipu_lean.mup.diagnosis import diagnose, diagnose_depth
 from ipu_lean.mup.figures import Figures
 from ipu_lean.mup.judge import find, growth, judge, judge_depth
@@ -58,10 +59,11 @@ def run_coord_check(
     config = for_device(plain(with_rate(config, lr) if lr is not None else config), device or config.device)
     chosen = checked_sizes(default_widths(config) if widths is None else widths, "--widths")
     _check_numbers(steps, seeds, lr)
-    for width in chosen:
-        at_width(config, width)
+    sized = [at_width(config, width) for width in chosen]
     deep = None if depths is None else _depth_config(config, checked_sizes(depths, "--depths"), chosen[0])
     task = open_task(config)
+    for each in sized:
+        build_meta(each, task.vocab)  # whatever does not fit the base is told now
     rows = rows_for(config, task)
     batch = batches(task, rows)
     run = RunDirectory.create(out, f"{config.name}-coord-check", dump_config(config))

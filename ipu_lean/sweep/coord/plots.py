@@ -34,7 +34,8 @@ def plot_updates(path: Path, rows: Sequence[Tuple[str, Optional[Figures]]]) -> O
     if not shown:
         return None
     panels = [[(f"{name}, first update", tensor_series(figures)) for name, figures in shown]]
-    return draw(path, panels, shown[0][1].axis, "weight updates |dW|, root mean square")
+    title = "weight updates |dW|, root mean square (solid: hidden matrices, under muP of power -1; dashed: all others)"
+    return draw(path, panels, shown[0][1].axis, title)
 
 
 def panel_steps(steps: Sequence[int], start: bool) -> List[int]:
@@ -99,7 +100,7 @@ def draw(path: Path, panels: Sequence[Sequence[Tuple[str, List[Series]]]], axis:
     handles = {label: handle for axes in grid.flat for handle, label in zip(*axes.get_legend_handles_labels())}
     if len(handles) <= 24:
         figure.legend(handles.values(), handles.keys(), loc="center right", fontsize=6)
-        figure.subplots_adjust(right=1.0 - 1.9 / figure.get_figwidth())
+        figure.subplots_adjust(left=0.7 / figure.get_figwidth(), right=1.0 - 1.9 / figure.get_figwidth())
     figure.suptitle(title, fontsize=9)
     with disk_guard(f"{path} was not drawn"):
         figure.savefig(str(path))

@@ -72,11 +72,14 @@ def _readout(model: nn.Module, generator: torch.Generator) -> Any:
     matrices = [tensor for tensor in tensors if tensor.dim() == 2]
     if not matrices:
         return None, None
-    for tensor in tensors:
-        tensor.copy_(torch.randn(tensor.shape, generator=generator) if tensor.dim() == 2 else torch.zeros(tensor.shape))
     fan_in = matrices[0].shape[1]
-    given = torch.randn((64, fan_in), generator=generator).to(matrices[0])
-    return float(readout(given).double().square().mean().sqrt()), fan_in
+    squares = []
+    for _ in range(DRAWS):
+        for tensor in tensors:
+            tensor.copy_(torch.randn(tensor.shape, generator=generator) if tensor.dim() == 2 else torch.zeros(tensor.shape))
+        given = torch.randn((64, fan_in), generator=generator).to(matrices[0])
+        squares.append(float(readout(given).double().square().mean()))
+    return (sum(squares) / DRAWS) ** 0.5, fan_in
 
 
 def decay_of(rig: Rig, model: nn.Module) -> Dict[str, float]:

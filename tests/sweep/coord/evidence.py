@@ -1,6 +1,6 @@
 """Prints the figures behind the thresholds: for sound and for broken networks, by how much each question is missed.
 
-    python -m tests.sweep.coord.evidence [--seeds 10] [--faults]
+    python -m tests.sweep.coord.evidence [--seeds 10] [--faults] [--only residual]
 
 Sound networks: the worst over all seeds, one seed a check, at two learning rates, and the least that the standard parametrisation
 grows. Broken ones (`--faults`): one line each, at learning rate 0.01.
@@ -63,10 +63,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seeds", type=int, default=10)
     parser.add_argument("--faults", action="store_true")
+    parser.add_argument("--only", help="one architecture")
     given = parser.parse_args()
     torch.set_num_threads(1)
     print(f"{'':<46}" + "".join(f"{key:>9}" for key in QUESTIONS))
     for architecture in ALL:
+        if given.only not in (None, architecture.name):
+            continue
         for lr in (3e-3, 1e-2):
             print(sound(architecture, lr, given.seeds), flush=True)
         for fault in FAULTS.values() if given.faults else ():
