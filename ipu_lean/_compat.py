@@ -4,7 +4,10 @@ Nothing else in the package asks for torch's version.
 """
 from __future__ import annotations
 
+import importlib.util
 import inspect
+import os
+import shutil
 from typing import Any, Dict, List, Optional, Tuple
 
 import torch
@@ -72,3 +75,31 @@ def reduce_scatter(output: torch.Tensor, source: torch.Tensor) -> None:
 def fused_adam(decoupled: bool) -> Any:
     """torch's kernel that makes Adam's (or AdamW's) whole update in one pass over CPU tensors; None before torch 2.4."""
     return getattr(torch, "_fused_adamw_" if decoupled else "_fused_adam_", None) if TORCH >= (2, 4) else None
+
+
+def why_not_compiled(device_type: str) -> Optional[str]:
+    """Why torch.compile cannot be used for elementwise code on `device_type`, in words; None where it should work.
+
+    Before torch 2.4 it neither vectorises bf16 nor reinterprets bits on CPU.
+    """
+    if TORCH < (2, 4):
+        return f"torch {torch.__version__} compiles 16-bit arithmetic badly (2.4 or newer is needed)"
+    if device_type == "cpu":
+        names = [os.environ.get("CXX") or "", "g++", "clang++", "cl"]
+        if not any(name and shutil.which(name) for name in names):
+            return "there is no C++ compiler (g++ or clang++)"
+        return None
+    return None if importlib.util.find_spec("triton") is not None else "there is no Triton"
+
+
+def compile_elementwise(function: Any) -> Any:
+    """`torch.compile` of elementwise code on tensors whose length may change, rounding each operation as eager code does."""
+    return torch.compile(function, dynamic=True, fullgraph=True)
+
+
+def decay_towards(average: torch.Tensor, value: torch.Tensor, beta: float) -> None:
+    """average = beta average + (1 - beta) value, in place, rounded as this torch's AdamW rounds it."""
+    if TORCH >= (2, 1):
+        average.lerp_(value, 1 - beta)
+    else:
+        average.mul_(beta).add_(value, alpha=1 - beta)
