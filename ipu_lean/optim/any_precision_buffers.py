@@ -115,7 +115,7 @@ class Stretch:
                 continue
             for start in range(0, size, longest):
                 stop = min(start + longest, size)
-                yield Block(begin + start, begin + stop, flat[start:stop])
+                yield Block(begin + start, begin + stop, bare(flat, start, stop))
         if pending:
             yield self._gather(pending)
 
@@ -130,14 +130,15 @@ class Stretch:
         """The pieces as one block; valid until the next one is gathered."""
         begin, dtype = pending[0][0], pending[0][1].dtype
         if len(pending) == 1:
-            return Block(begin, begin + pending[0][1].numel(), pending[0][1])
+            only = pending[0][1]
+            return Block(begin, begin + only.numel(), bare(only, 0, only.numel()))
         end = pending[-1][0] + pending[-1][1].numel()
         held = self._gathered.get(dtype)
         if held is None or held.numel() < end - begin:
             held = self._gathered[dtype] = torch.empty(end - begin, dtype=dtype, device=self.device)
         out = held[: end - begin]
         torch.cat([gradient for _, gradient in pending], out=out)
-        return Block(begin, end, out)
+        return Block(begin, end, bare(out, 0, end - begin))
 
     def slices(self, begin: int, end: int) -> Tuple[Optional[torch.Tensor], ...]:
         """(weights, exp_avg, exp_avg_sq, compensation or lower or None, lowest or None) of elements begin .. end; remembered, as
@@ -145,8 +146,8 @@ class Stretch:
         found = self._slices.get((begin, end))
         if found is None:
             weights = self.weights if self.weights is not None else self._own_memory()
-            states = [buffer[begin:end] for buffer in self.states.values()]
-            found = (weights[begin:end], *states, *[None] * (4 - len(states)))
+            states = [bare(buffer, begin, end) for buffer in self.states.values()]
+            found = (bare(weights, begin, end), *states, *[None] * (4 - len(states)))
             if self.flat:  # other weights may move without notice
                 self._slices[begin, end] = found
         return found
@@ -171,6 +172,14 @@ class Stretch:
         if self._copy is not None:
             self.parameters[0].copy_(self._copy)
             self._copy = None
+
+
+def bare(flat: torch.Tensor, begin: int, end: int) -> torch.Tensor:
+    """`flat[begin:end]`, in the same memory but not a view of `flat` for autograd: compiled code checks the base of every view it
+    is given, and would be compiled anew for bases of other sizes."""
+    whole = flat.untyped_storage()
+    start = flat.storage_offset() + begin
+    return torch.empty(0, dtype=flat.dtype, device=flat.device).set_(whole, start, (end - begin,), (1,))
 
 
 def movable(parameter: torch.Tensor, own: Container[int]) -> bool:

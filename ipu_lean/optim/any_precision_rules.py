@@ -72,8 +72,12 @@ def update(
         assert kept is not None
         old = w.to(wide)
         u = kept.to(wide) + (d - old * s[4])
-        new = (old + u).to(w.dtype)
-        left = u + (old - new.to(wide))
+        new = old + u
+        if w.dtype == torch.bfloat16 and wide == torch.float32:
+            new = _nearest(new)  # by its bits: a compiler takes `.to(bfloat16).to(float32)` for nothing
+        elif w.dtype != wide:
+            new = new.to(w.dtype).to(wide)
+        left = u + (old - new)
         if kept.dtype == torch.bfloat16 and wide == torch.float32:
             left = _by_chance(left, key[2])
         kept.copy_(left.to(kept.dtype))
@@ -83,7 +87,7 @@ def update(
         old = (w.to(wide).view(torch.int32) + left).view(wide)
         whole = (old * s[6] + d).view(torch.int32)
         high = (whole + HALF_UNIT) & _HIGH  # nearest; of two equally near the one of larger size
-        new = high.view(wide).to(w.dtype)
+        new = high.view(wide)
         left = whole - high + HALF_UNIT  # 0 .. 65535
         kept.copy_((left >> 8).to(torch.uint8))
         lowest.copy_((left & 0xFF).to(torch.uint8))
@@ -92,13 +96,18 @@ def update(
         if summation == "stochastic":
             assert bits is not None
             new = _by_chance(new, bits & 0xFFFF)
-        new = new.to(w.dtype)
-    w.copy_(new)
+    w.copy_(new.to(w.dtype))
     m.copy_(mw.to(m.dtype))
     if noisy_variance:
         assert bits is not None
         vw = _by_chance(vw, (bits >> 16) & 0xFFFF)
     v.copy_(vw.to(v.dtype))
+
+
+def _nearest(x: torch.Tensor) -> torch.Tensor:
+    """float32 `x` rounded to the nearest value that bf16 has, of two the one with an even last bit."""
+    bits = x.view(torch.int32)
+    return ((bits + 0x7FFF + ((bits >> 16) & 1)) & _HIGH).view(torch.float32)
 
 
 def _by_chance(x: torch.Tensor, bits: torch.Tensor) -> torch.Tensor:

@@ -22,8 +22,10 @@ def build(parameter, **options):
 
 
 def mean_after(start, gradient, steps, **options):
-    """Mean of elements that begin at `start`, under a constant gradient: 1e5 of them, or a few where they are all alike."""
-    count = COUNT if options["summation"] == "stochastic" else 100
+    """Mean of elements that begin at `start`, under a constant gradient: 2e4 of them (the mean's own error is then 2e-4), or a few
+    where they are all alike.
+    """
+    count = COUNT // 5 if options["summation"] == "stochastic" else 100
     parameter = nn.Parameter(torch.full((count,), start, dtype=BF16))
     optimizer = build(parameter, **options)
     parameter.grad = torch.full_like(parameter, gradient)
@@ -65,7 +67,7 @@ def test_small_steps_do_not_stall(summation):
 @pytest.mark.parametrize("variance,beta", [("auto", 0.999), ("stochastic", 0.999), ("auto", 0.95)])
 def test_variance_follows_falling_gradients(variance, beta):
     """From 1 to 1e-4: the squares of gradients of 0.01 after gradients of 1."""
-    parameter = nn.Parameter(torch.ones(COUNT if variance == "stochastic" else 100, dtype=BF16))
+    parameter = nn.Parameter(torch.ones(COUNT // 5 if variance == "stochastic" else 100, dtype=BF16))
     optimizer = build(parameter, lr=0.0, betas=(0.9, beta), variance=variance)
     steps = 3000 if beta == 0.999 else 300
     parameter.grad = torch.ones_like(parameter)
@@ -92,7 +94,7 @@ def test_zero_and_tiny_gradients(summation):
         optimizer.step()
     assert torch.isfinite(parameter).all()
     moved = (1 - parameter.detach().float()).abs()
-    assert moved[0] == 0 and moved.max() <= 20 * 0.011
+    assert moved[0] == 0 and moved.max() <= 20 * 0.0125
 
 
 @pytest.mark.parametrize("summation", KEPT)
