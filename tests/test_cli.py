@@ -80,7 +80,7 @@ MISTAKES = [
     (2, "a section", ["model=3"]),
     (2, "one of cpu, gpu", ["device=cuda"]),
     (2, "did you mean `bf16-mixed`", ["precision=bf16_mixed"]),
-    (2, "later release", ["precision=bf16-pure"]),
+    (2, "AdamW only", ["precision=bf16-pure", "optimizer.kind=adam"]),
     (2, "IPU's arithmetic", ["precision=fp16-ipu"]),
     (2, "divide model.width", ["model.heads=3"]),
     (2, "either", ["model.head_size=4"]),

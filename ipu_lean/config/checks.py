@@ -18,7 +18,8 @@ from ipu_lean.config.root import Config
 from ipu_lean.config.stack_rules import check_inversion
 from ipu_lean.errors import ConfigError, EnvironmentProblem
 
-WORKING_PRECISIONS = ("fp32", "bf16-mixed", "fp16-mixed")
+WORKING_PRECISIONS = ("fp32", "bf16-mixed", "fp16-mixed", "bf16-pure")
+BETA_LIMIT = 0.996  # beyond it, rounding to nearest keeps a bf16 average from falling
 _NAME = re.compile(r"^[A-Za-z0-9_-]+$")
 
 
@@ -57,11 +58,42 @@ def _precision(config: Config) -> None:
             value=config.precision,
             suggestion="use `fp32`, `bf16-mixed` or `fp16-mixed`, or an IPU device",
         )
-    if config.precision not in WORKING_PRECISIONS:
+    _pure(config)
+
+
+def _pure(config: Config) -> None:
+    """`bf16-pure`, and the optimizer's keys that only it reads."""
+    own, default = config.optimizer, OptimizerConfig()
+    if config.precision != "bf16-pure":
+        for name in ("summation", "variance"):
+            if getattr(own, name) != getattr(default, name):
+                raise ConfigError(
+                    f"only `precision: bf16-pure` reads this, and the precision is {config.precision}",
+                    key=f"optimizer.{name}",
+                    value=getattr(own, name),
+                    suggestion="set `precision: bf16-pure`, or remove it",
+                )
+        return
+    if own.kind != "adamw":
         raise ConfigError(
-            f"this mode belongs to a later release; {', '.join(WORKING_PRECISIONS[:-1])} and {WORKING_PRECISIONS[-1]} work",
-            key="precision",
-            value=config.precision,
+            "16-bit weights are kept exact by AdamW only",
+            key="optimizer.kind",
+            value=own.kind,
+            suggestion="use `adamw`, or `precision: bf16-mixed`",
+        )
+    if own.variance == "bf16" and own.betas[1] > BETA_LIMIT:
+        raise ConfigError(
+            f"a bf16 average cannot fall by a decay of {own.betas[1]:g} a step (at most {BETA_LIMIT} can)",
+            key="optimizer.variance",
+            value=own.variance,
+            suggestion="use `auto` (fp32 here) or `stochastic`",
+        )
+    if config.train.processes > 1:
+        raise ConfigError(
+            "processes would average their gradients in 16 bits",
+            key="train.processes",
+            value=config.train.processes,
+            suggestion="use one process, or `precision: bf16-mixed`",
         )
 
 

@@ -19,6 +19,18 @@ class OptimizerConfig(Section):
     weight_decay: float = setting(0.1, "Decay of matrices (and of vectors, if `decay_vectors`).", ge=0)
     momentum: float = setting(0.0, "Momentum; SGD only.", ge=0, lt=1)
     nesterov: bool = setting(False, "Nesterov's form of the momentum; SGD only.")
+    summation: Literal["kahan", "split", "stochastic", "none"] = setting(
+        "kahan",
+        "What keeps the bits of an update that a bf16 weight cannot hold; `precision: bf16-pure` only. `kahan`: a bf16 "
+        "compensation beside each weight (10 bytes a parameter in all). `split`: the lower half of an fp32 weight (10). "
+        "`stochastic`: nothing, but weights are rounded by chance (8). `none`: nothing, and small updates are lost (8).",
+    )
+    variance: Literal["auto", "bf16", "fp32", "stochastic"] = setting(
+        "auto",
+        "Type of Adam's second moment; `precision: bf16-pure` only. `auto`: bf16 for a decay of at most 0.996, else fp32 "
+        "(2 bytes a parameter more), since a bf16 average rounded to nearest cannot fall beyond that. `stochastic`: bf16, "
+        "rounded by chance.",
+    )
     decay_vectors: bool = setting(False, "Decay biases and norm gains as well.")
 
     @field_validator("betas", mode="before")

@@ -10,6 +10,8 @@ from torch import nn
 from ipu_lean.config import Config
 from ipu_lean.errors import ConfigError
 from ipu_lean.mup import Role, explain_rows, finite_base_shapes, shapes_of
+from ipu_lean.optim.any_precision import AnyPrecisionAdamW
+from ipu_lean.optim.any_precision_options import BETA_LIMIT
 from ipu_lean.optim.groups import mu_groups
 from ipu_lean.optim.state import settings_by_name
 
@@ -67,7 +69,16 @@ def build_optimizer(
         options.update(momentum=own.momentum, nesterov=own.nesterov)
     else:
         options.update(betas=tuple(own.betas), eps=own.eps)
+    if impl is None and config.precision == "bf16-pure":
+        impl, options = AnyPrecisionAdamW, {**options, **pure_options(config)}
     return (impl or IMPLS[own.kind])(groups, **{**options, **extra})
+
+
+def pure_options(config: Config) -> Dict[str, Any]:
+    """What `precision: bf16-pure` asks of AnyPrecisionAdamW: everything in bf16 that can be."""
+    own = config.optimizer
+    momentum = torch.bfloat16 if own.betas[0] <= BETA_LIMIT else torch.float32
+    return {"summation": own.summation, "variance": own.variance, "momentum_dtype": momentum, "seed": config.seed}
 
 
 def standard_roles(roles: Mapping[str, Role]) -> Dict[str, Role]:

@@ -13,7 +13,7 @@ from ipu_lean.optim import Schedule, build_optimizer, build_schedule
 from ipu_lean.parity.probe import Probe
 from ipu_lean.parity.trace import Tensors
 from ipu_lean.train.engines import TorchEngine
-from ipu_lean.train.precision import autocast
+from ipu_lean.train.precision import autocast, to_precision
 from ipu_lean.train.world import World
 
 GRADIENTS = "autograd"
@@ -34,7 +34,7 @@ def make_engine(model: nn.Module, config: Config) -> TorchEngine:
 def activations(model: nn.Module, config: Config, tokens: torch.Tensor) -> Tensors:
     """What the watched modules give for tokens `[micro, seq]`, in execution order."""
     world = World.current(config)
-    probe = Probe(model.to(world.device)).eval()
+    probe = Probe(to_precision(model, config.precision).to(world.device)).eval()
     with torch.no_grad(), autocast(config.precision, world.device.type):
         found = probe(tokens.to(world.device))
     probe.release()

@@ -18,7 +18,11 @@ def gradients_of(parameters: Iterable[torch.nn.Parameter]) -> List[torch.Tensor]
 def global_norm(gradients: List[torch.Tensor], *, sharded: bool, device: torch.device) -> torch.Tensor:
     """The 2-norm over all gradients, a scalar on `device`. `sharded`: each process holds a part of every gradient (FSDP)."""
     if gradients:
-        norm = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(gradients)))
+        if any(gradient.dtype in (torch.bfloat16, torch.float16) for gradient in gradients):
+            norms = [torch.linalg.vector_norm(gradient, dtype=torch.float32) for gradient in gradients]
+        else:
+            norms = torch._foreach_norm(gradients)
+        norm = torch.linalg.vector_norm(torch.stack(norms))
     else:
         norm = torch.zeros((), device=device)
     if sharded:

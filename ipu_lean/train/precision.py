@@ -2,7 +2,9 @@
 refused.
 
 `bf16-mixed` and `fp16-mixed` keep weights, gradients and optimizer state in fp32; matrix products run in 16 bits (torch's
-autocast lists). fp16 has 5 exponent bits, so its gradients underflow unless the loss is multiplied by a scale first.
+autocast lists). fp16 has 5 exponent bits, so its gradients underflow unless the loss is multiplied by a scale first. `bf16-pure`
+keeps weights, gradients and optimizer state in bf16 too; norms, softmax, rotary positions and the loss are computed in fp32, and
+AnyPrecisionAdamW keeps what rounding the weights would lose.
 """
 
 from __future__ import annotations
@@ -11,28 +13,34 @@ import contextlib
 from typing import Any, ContextManager, Dict, Optional
 
 import torch
+from torch import nn
 
 from ipu_lean import _compat
 from ipu_lean.config import Config, LossScaleConfig
 from ipu_lean.config.layout import IPU_DEVICES
 from ipu_lean.errors import ConfigError, EnvironmentProblem, RunError
 
-AUTOCAST: Dict[str, Optional[torch.dtype]] = {"fp32": None, "bf16-mixed": torch.bfloat16, "fp16-mixed": torch.float16}
-"""The precisions of TorchEngine and the type their matrix products run in (None: no autocast)."""
+AUTOCAST: Dict[str, Optional[torch.dtype]] = {
+    "fp32": None,
+    "bf16-mixed": torch.bfloat16,
+    "fp16-mixed": torch.float16,
+    "bf16-pure": None,
+}
+"""The precisions of TorchEngine and the type that autocast runs their matrix products in (None: no autocast)."""
 
 
 def check_precision(config: Config) -> None:
     """Refuse what this engine or this machine cannot honour.
 
     Raises:
-        ConfigError: a precision that keeps 16-bit weights.
+        ConfigError: a precision that only IPUs have.
         EnvironmentProblem: no GPU, a GPU without bf16, or a torch whose CPU autocast has no fp16.
     """
     if config.device in IPU_DEVICES:
         return  # the configuration's own rules have seen to it
     if config.precision not in AUTOCAST:
         raise ConfigError(
-            "this mode belongs to a later release",
+            f"this is the IPU's arithmetic, and the device is {config.device}",
             key="precision",
             value=config.precision,
             suggestion=f"use one of {', '.join(AUTOCAST)}",
@@ -42,13 +50,18 @@ def check_precision(config: Config) -> None:
             f"`device: gpu` needs a CUDA or ROCm device, and torch {torch.__version__} sees none. Use `device: cpu`, or install "
             "the build of torch that matches your driver."
         )
-    if config.device == "gpu" and config.precision == "bf16-mixed" and not torch.cuda.is_bf16_supported():
+    if config.device == "gpu" and config.precision.startswith("bf16") and not torch.cuda.is_bf16_supported():
         raise EnvironmentProblem("this GPU has no bf16. Use `precision: fp16-mixed` or `fp32`.")
     if config.device == "cpu" and config.precision == "fp16-mixed" and _compat.TORCH < (2, 3):
         raise EnvironmentProblem(
             f"fp16 autocast on CPU needs torch 2.3 or newer, and this is {torch.__version__}. Use `precision: bf16-mixed` or "
             "`fp32`."
         )
+
+
+def to_precision(model: nn.Module, precision: str) -> nn.Module:
+    """`model`, its parameters changed in place to the type that the precision holds weights in: bf16 for `bf16-pure`."""
+    return model.to(torch.bfloat16) if precision == "bf16-pure" else model
 
 
 def autocast(precision: str, device_type: str) -> ContextManager[Any]:

@@ -96,3 +96,17 @@ def test_learned_positions_are_rows_of_a_table():
 def test_mistakes(wrong):
     with pytest.raises(ConfigError):
         wrong()
+
+
+def test_rotary_of_a_bf16_model_turns_in_fp32():
+    """Tables keep their type through `.to(bfloat16)`; a turn costs one rounding, also far away, where bf16 angles are wrong."""
+    rotary = Rotary(2048, 32).to(torch.bfloat16)
+    assert rotary.cos.dtype == torch.float32
+    assert torch.equal(rotary.cos, Rotary(2048, 32).cos) and torch.equal(rotary.sin, Rotary(2048, 32).sin)
+    torch.manual_seed(0)
+    x = torch.randn(1, 2048, 2, 32).to(torch.bfloat16)
+    truth = Rotary(2048, 32).double()(x.double())
+    found = rotary(x)
+    assert found.dtype == torch.bfloat16
+    assert float((found.double() - truth).norm() / truth.norm()) < 2**-9
+    assert torch.equal(found, truth.to(torch.bfloat16)) or float((found == truth.to(torch.bfloat16)).float().mean()) > 0.999

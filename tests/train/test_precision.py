@@ -54,8 +54,9 @@ def test_autocast_contexts() -> None:
 
 def test_refusals(monkeypatch: pytest.MonkeyPatch) -> None:
     plain = make_config(mup={"base_width": 64})
-    with pytest.raises(ConfigError, match="later release"):
-        precision.check_precision(plain.model_copy(update={"precision": "bf16-pure"}))
+    with pytest.raises(ConfigError, match="IPU's arithmetic"):
+        precision.check_precision(plain.model_copy(update={"precision": "fp16-ipu"}))
+    precision.check_precision(plain.model_copy(update={"precision": "bf16-pure"}))
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(EnvironmentProblem, match="device: cpu"):
         precision.check_precision(plain.model_copy(update={"device": "gpu"}))

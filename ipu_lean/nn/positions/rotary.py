@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Dict, Tuple
+from typing import Any, Dict, Tuple
 
 import torch
 
@@ -43,7 +43,19 @@ class Rotary(PositionTable):
         stop = start + like.shape[1]
         if stop > self.seq:
             raise ConfigError(f"position {stop - 1} is beyond the context of {self.seq} tokens", key="model.seq", value=self.seq)
-        return self.cos[start:stop].to(like.dtype), self.sin[start:stop].to(like.dtype)
+        dtype = self.cos.dtype if like.dtype == torch.bfloat16 else like.dtype
+        return self.cos[start:stop].to(dtype), self.sin[start:stop].to(dtype)
+
+    def _apply(self, fn: Any, *args: Any, **kwargs: Any) -> Rotary:
+        """A model in bf16 keeps its tables in fp32: 8 bits cannot tell the angles of distant positions apart."""
+        super()._apply(fn, *args, **kwargs)
+        if self.cos.dtype == torch.bfloat16:
+            self.cos, self.sin = self.cos.float(), self.sin.float()
+            if not self.cos.is_meta:
+                tables = self.tables()
+                self.cos.copy_(tables["cos"])
+                self.sin.copy_(tables["sin"])
+        return self
 
     def forward(self, x: torch.Tensor, start: int = 0) -> torch.Tensor:
         """`[batch, length, heads, head_size]`, turned; the first of its positions is `start`."""
@@ -52,6 +64,10 @@ class Rotary(PositionTable):
 
 
 def rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-    """x * cos + swap(x) * sin, where swap exchanges the halves of the last dimension and `sin` carries the sign."""
+    """x * cos + swap(x) * sin, where swap exchanges the halves of the last dimension and `sin` carries the sign; computed in the
+    type of the tables, which are wider than a bf16 `x`.
+    """
+    if x.dtype == torch.bfloat16 and cos.dtype != x.dtype:
+        return rotate(x.to(cos.dtype), cos, sin).to(x.dtype)
     first, second = x.chunk(2, -1)
     return torch.addcmul(x * cos, torch.cat([second, first], -1), sin)

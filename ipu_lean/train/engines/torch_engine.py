@@ -16,12 +16,12 @@ from torch import nn
 
 from ipu_lean.config import Config
 from ipu_lean.data import blank_batch
-from ipu_lean.errors import RunError
+from ipu_lean.errors import ConfigError, RunError
 from ipu_lean.optim import Schedule, apply_schedule
 from ipu_lean.train import gradients
 from ipu_lean.train.engines import parallel
 from ipu_lean.train.engines.protocol import Batch, StepResult
-from ipu_lean.train.precision import LossScale, autocast
+from ipu_lean.train.precision import LossScale, autocast, to_precision
 from ipu_lean.train.world import World
 
 
@@ -52,7 +52,14 @@ class TorchEngine:
         self.config, self.schedule, self.update = config, schedule, 0
         self.model = step.model
         self.shards = parallel.Shards(step.model)
-        step.to(self.world.device)
+        if config.precision == "bf16-pure" and self.world.size > 1:
+            raise ConfigError(
+                "processes would average their gradients in 16 bits",
+                key="precision",
+                value=config.precision,
+                suggestion="use one process, or `bf16-mixed`",
+            )
+        to_precision(step, config.precision).to(self.world.device)
         strategy = "single" if make_optimizer is None else parallel.strategy_name(config, self.world)
         self.wrapped = parallel.wrap(step, strategy, self.world)
         self.sharded = strategy == "fsdp"
