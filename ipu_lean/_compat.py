@@ -92,6 +92,16 @@ def why_not_compiled(device_type: str) -> Optional[str]:
     return None if importlib.util.find_spec("triton") is not None else "there is no Triton"
 
 
+def mixes_types() -> bool:
+    """Whether addcmul_ and addcdiv_ take tensors of several floating-point types; torch 2.0.1's fail an internal check."""
+    one = torch.ones(1)
+    try:
+        one.bfloat16().addcmul_(one, one).addcdiv_(one, one)
+    except RuntimeError:
+        return False
+    return True
+
+
 def compile_elementwise(function: Any) -> Any:
     """`torch.compile` of elementwise code on tensors whose length may change, rounding each operation as eager code does."""
     return torch.compile(function, dynamic=True, fullgraph=True)

@@ -5,6 +5,7 @@ from typing import Any, Dict, Optional
 
 import torch
 
+from ipu_lean import _compat
 from ipu_lean.errors import ConfigError
 from ipu_lean.optim.any_precision_rules import STATES_OF, SUMMATIONS
 
@@ -21,6 +22,7 @@ KEYS = (
     "numerics",
 )
 """What a group has besides lr, betas, eps and weight_decay."""
+KINDS = ("momentum_dtype", "variance_dtype", "compensation_buffer_dtype")
 NUMERICS = ("correct", "published")
 BETA_LIMIT = 0.996
 """Beyond this decay, rounding to nearest brings b x back to x in bf16 for some x (from 0.9981 for all), so nothing decays."""
@@ -36,9 +38,13 @@ def check(group: Dict[str, Any]) -> None:
     for parameter in group["params"]:
         if parameter.dtype not in FLOATS:
             raise ConfigError(f"{NAME} takes real floating-point parameters, this one is {parameter.dtype}")
-    for key in ("momentum_dtype", "variance_dtype", "compensation_buffer_dtype"):
-        if group[key] not in (*FLOATS, None) or group[key] is None and key != "variance_dtype":
+    for key in KINDS:
+        if group[key] is None and key == "variance_dtype":
+            continue
+        if kind_of(group, key) not in FLOATS:
             raise ConfigError(f"{key} is a floating-point type, such as torch.bfloat16", key=key, value=group[key])
+        # By name: files that hold a torch.dtype cannot be loaded with weights_only before torch 2.1.
+        group[key] = str(kind_of(group, key)).replace("torch.", "")
     if group["numerics"] == "published":
         for key, value in (("summation", "auto"), ("variance", "auto")):
             if group[key] != value:
@@ -48,6 +54,14 @@ def check(group: Dict[str, Any]) -> None:
                     value=group[key],
                     suggestion="use the types and use_kahan_summation, or numerics='correct'",
                 )
+        kinds = {variance_kind(group), *(kind_of(group, key) for key in KINDS if key != "variance_dtype")}
+        if len(kinds.union(p.dtype for p in group["params"])) > 1 and not _compat.mixes_types():
+            raise ConfigError(
+                f"torch {torch.__version__} cannot mix types in torchdistx's operations",
+                key="numerics",
+                value="published",
+                suggestion="give weights, momentum_dtype, variance_dtype and compensation_buffer_dtype one type",
+            )
         return
     _correct(group)
 
@@ -79,7 +93,7 @@ def _correct(group: Dict[str, Any]) -> None:
             raise ConfigError(
                 "is for bf16 weights, and this one has fp16", key="summation", value=group["summation"], suggestion="use kahan"
             )
-    given, variance = group["variance_dtype"], group["variance"]
+    given, variance = kind_of(group, "variance_dtype"), group["variance"]
     if variance != "auto" and given is not None and given != variance_kind(group):
         raise ConfigError(f"contradicts variance_dtype={given}", key="variance", value=variance, suggestion="give one")
     kind = variance_kind(group)
@@ -88,7 +102,7 @@ def _correct(group: Dict[str, Any]) -> None:
             "squares of gradients below 2.4e-4 vanish in fp16", key="variance_dtype", value=kind, suggestion="use bf16 or fp32"
         )
     ways = {
-        0: ("momentum_dtype", group["momentum_dtype"], "use torch.float32"),
+        0: ("momentum_dtype", kind_of(group, "momentum_dtype"), "use torch.float32"),
         1: ("variance_dtype", kind, "use variance='auto' (fp32 here) or 'stochastic'"),
     }
     for place, (key, dtype, way) in ways.items():
@@ -103,10 +117,16 @@ def _correct(group: Dict[str, Any]) -> None:
             )
 
 
+def kind_of(group: Dict[str, Any], key: str) -> Optional[torch.dtype]:
+    """A type that a group holds by name, or as the caller gave it."""
+    value = group[key]
+    return getattr(torch, value, None) if isinstance(value, str) else value
+
+
 def variance_kind(group: Dict[str, Any]) -> torch.dtype:
     """The type of exp_avg_sq."""
     named = {"bf16": torch.bfloat16, "fp32": torch.float32, "stochastic": torch.bfloat16}.get(group["variance"])
-    given: Optional[torch.dtype] = named or group["variance_dtype"]
+    given = named or kind_of(group, "variance_dtype")
     if given is not None:
         return given
     return torch.bfloat16 if group["numerics"] == "published" or group["betas"][1] <= BETA_LIMIT else torch.float32
@@ -116,16 +136,16 @@ def summation_of(group: Dict[str, Any], dtype: torch.dtype) -> str:
     """How a weight of type `dtype` is kept."""
     summation, kahan = group["summation"], group["use_kahan_summation"]
     if summation == "auto":
-        wanted = dtype in HALF if kahan is None else kahan
+        wanted = (dtype in HALF and group["numerics"] == "correct") if kahan is None else kahan
         return "kahan" if wanted else "none"
     return "none" if summation in ("split", "stochastic") and dtype not in HALF else summation
 
 
 def state_kinds(group: Dict[str, Any], dtype: torch.dtype) -> Dict[str, torch.dtype]:
     """{state key: type} for a weight of type `dtype`."""
-    kinds = {"exp_avg": group["momentum_dtype"], "exp_avg_sq": variance_kind(group)}
+    kinds = {"exp_avg": kind_of(group, "momentum_dtype"), "exp_avg_sq": variance_kind(group)}
     for kept in STATES_OF.get(summation_of(group, dtype), ()):
-        kinds[kept] = group["compensation_buffer_dtype"] if kept == "compensation" else torch.uint8
+        kinds[kept] = kind_of(group, "compensation_buffer_dtype") if kept == "compensation" else torch.uint8
     return kinds
 
 

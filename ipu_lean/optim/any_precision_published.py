@@ -9,6 +9,8 @@ from typing import Any, Dict, MutableMapping
 
 import torch
 
+from ipu_lean.optim.any_precision_options import state_kinds
+
 
 def update_group(group: Dict[str, Any], state_of: MutableMapping[torch.Tensor, Any]) -> None:
     """One update of every parameter of `group` that has a gradient."""
@@ -21,10 +23,8 @@ def update(p: torch.Tensor, grad: torch.Tensor, group: Dict[str, Any], state: Di
     """One update of one parameter, in place."""
     if not state:
         state["step"] = torch.tensor(0.0)
-        state["exp_avg"] = torch.zeros_like(p, dtype=group["momentum_dtype"])
-        state["exp_avg_sq"] = torch.zeros_like(p, dtype=group["variance_dtype"] or torch.bfloat16)
-        if group["use_kahan_summation"]:
-            state["compensation"] = torch.zeros_like(p, dtype=group["compensation_buffer_dtype"])
+        for key, kind in state_kinds(group, p.dtype).items():
+            state[key] = torch.zeros_like(p, dtype=kind)
     beta1, beta2 = group["betas"]
     lr = group["lr"]
     state["step"] += 1

@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import nn
 
+from ipu_lean import _compat
 from ipu_lean.errors import ConfigError
 from ipu_lean.mup import base_shapes_from_width, compute_roles
 from ipu_lean.optim import AnyPrecisionAdamW, MuAdamW
@@ -78,6 +79,11 @@ class Published:
 )
 def test_published_numbers_bit_for_bit(weights, m_type, v_type, c_type, kahan):
     shapes = ((13, 5), (7,))
+    if len({weights, m_type, v_type, c_type}) > 1 and not _compat.mixes_types():
+        options = {"momentum_dtype": m_type, "variance_dtype": v_type, "compensation_buffer_dtype": c_type}
+        with pytest.raises(ConfigError, match="cannot mix types"):
+            AnyPrecisionAdamW(parameters(weights, shapes), numerics="published", **options)
+        return
     mine, theirs = parameters(weights, shapes), parameters(weights, shapes)
     settings = {"lr": 1e-2, "betas": (0.9, 0.95), "eps": 1e-8}
     optimizer = AnyPrecisionAdamW(

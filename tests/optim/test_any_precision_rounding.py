@@ -22,8 +22,8 @@ def build(parameter, **options):
 
 
 def mean_after(start, gradient, steps, **options):
-    """Mean of elements that begin at `start`, under a constant gradient: 2e4 of them (the mean's own error is then 2e-4), or a few
-    where they are all alike.
+    """Mean of elements that begin at `start`, under a constant gradient: 2e4 of them (the mean's own error is then 2e-4), or a
+    few where they are all alike.
     """
     count = COUNT // 5 if options["summation"] == "stochastic" else 100
     parameter = nn.Parameter(torch.full((count,), start, dtype=BF16))

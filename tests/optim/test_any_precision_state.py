@@ -24,7 +24,7 @@ VARIANTS = [
     {"summation": "kahan", "momentum_dtype": BF16, "betas": (0.9, 0.95), "compensation_buffer_dtype": FP32},
     {"summation": "split", "momentum_dtype": BF16, "betas": (0.9, 0.95)},
     {"summation": "stochastic", "momentum_dtype": BF16, "variance": "stochastic", "seed": 7},
-    {"use_kahan_summation": True, "numerics": "published"},
+    {"use_kahan_summation": True, "numerics": "published", "momentum_dtype": BF16},
 ]
 
 
@@ -40,6 +40,8 @@ def through_file(value):
 @pytest.mark.parametrize("options", VARIANTS)
 def test_training_goes_on_bit_for_bit(options, weights):
     """torch's own load_state_dict would cast every state to its parameter's type."""
+    if options.get("numerics") == "published" and weights == FP32 and not _compat.mixes_types():
+        pytest.skip("this torch cannot run torchdistx's operations on several types")
     one = parameters(weights, SHAPES)
     first = AnyPrecisionAdamW(one, lr=1e-3, weight_decay=0.1, **options)
     run(first, one, 5)
