@@ -35,7 +35,7 @@ MISTAKES = [
     ("train: {keep_best: 1}\n", "text:2: `train.keep_best: 1`: this must be true or false."),
     ("model: {norm: rmsnrm}\n", "this must be one of layernorm, rmsnorm (did you mean `rmsnorm`?)."),
     ("device: tpu\n", "text:2: `device: 'tpu'`: this must be one of cpu, gpu, ipu, ipu-emulated"),
-    ("precision: bf16\n", "this must be one of fp32, bf16-mixed, fp16-mixed, bf16-pure (did you mean `bf16-mixed`?)."),
+    ("precision: bf16\n", "this must be one of fp32, bf16-mixed, fp16-mixed, bf16-pure (did you mean `bf16-pure`?)."),
     ("device: ipu\nprecision: fp16\n", "this must be one of fp32, fp16-ipu (did you mean `fp16-ipu`?)."),
     ("device: ipu\nprecision: bf16\n", "this must be one of fp32, fp16-ipu."),
     ("train: {sample: null}\n", "holds keys of its own. For no sample set `train.sample.tokens=0`."),
