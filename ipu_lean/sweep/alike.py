@@ -8,6 +8,7 @@ from typing import Any, Dict, Iterator, Optional, Sequence, Tuple
 from ipu_lean.config import Config, derived
 from ipu_lean.sweep.grid import Trial
 
+OPTIMIZERS = ("adamw", "adam", "sgd")
 # Numbers of the update, or of the first weights: each trial keeps its own. Or nothing that a trial reads.
 OWN = (
     "name",
@@ -62,6 +63,8 @@ def unfit(config: Config) -> Optional[str]:
         return f"`device: {config.device}` trains one model at a time; only cpu trains them together"
     if config.precision != "fp32":
         return f"`precision: {config.precision}` would round unlike a trial of its own; only fp32 is trained together"
+    if config.optimizer.kind not in OPTIMIZERS:
+        return f"`optimizer.kind: {config.optimizer.kind}` updates one model at a time; {', '.join(OPTIMIZERS)} update many"
     for key in ("dropout", "attention_dropout", "embedding_dropout"):
         if getattr(model, key, 0.0):
             return f"`model.{key}: {getattr(model, key)}` draws from one stream of random numbers, which trials cannot share"

@@ -12,6 +12,7 @@ from typing import Any, Dict, List, Sequence, Tuple
 import torch
 
 from ipu_lean import _compat
+from ipu_lean.sweep.alike import OPTIMIZERS
 
 Settings = Dict[str, Dict[str, Any]]  # by tensor: initial_lr, weight_decay and, by kind, eps, betas, momentum, nesterov
 Tensors = Dict[str, torch.Tensor]
@@ -33,7 +34,7 @@ class _Update(ABC):
     """What both ways share: K models' tensors and moments, and the number of updates made."""
 
     def __init__(self, kind: str, weights: Tensors, settings: Sequence[Settings]) -> None:
-        assert kind in ("adamw", "adam", "sgd"), kind
+        assert kind in OPTIMIZERS, kind
         self.kind, self.weights, self.settings, self.updates = kind, weights, list(settings), 0
         count = 2 if kind != "sgd" else int(any(own["momentum"] for model in settings for own in model.values()))
         self.state = [{name: torch.zeros_like(weight) for name, weight in weights.items()} for _ in range(count)]

@@ -9,7 +9,7 @@ import torch
 
 from ipu_lean.errors import ConfigError
 from ipu_lean.sweep import ensemble as ensembles
-from ipu_lean.sweep.alike import batchable
+from ipu_lean.sweep.alike import batchable, unfit
 from ipu_lean.sweep.ensemble import Ensemble, run_ensemble
 from ipu_lean.sweep.trial import run_trial, task_of
 from tests.sweep.grids import grid_of, mlp_grid
@@ -131,6 +131,13 @@ def test_what_cannot_be_exact_is_refused_with_a_reason(sections, key, tmp_path):
     assert batchable(trials).startswith(f"`{key}")
     with pytest.raises(ConfigError, match=key):
         run_ensemble(trials)
+
+
+def test_an_optimizer_that_comes_later_is_not_mistaken_for_one_of_these(tmp_path):
+    (trial,) = grid_of(tmp_path, lrs=[1e-3], seeds=[0])
+    optimizer = trial.config.optimizer.model_copy(update={"kind": "lion"})
+    assert unfit(trial.config) is None
+    assert unfit(trial.config.model_copy(update={"optimizer": optimizer})).startswith("`optimizer.kind: lion`")
 
 
 @pytest.mark.parametrize(
