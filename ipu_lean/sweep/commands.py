@@ -5,6 +5,8 @@ from __future__ import annotations
 import time
 from typing import Any, Callable, Dict, Iterable, List, Optional, Sequence, Tuple
 
+import torch
+
 from ipu_lean.config import Config, Loaded, SweepConfig, config_hash, require_device
 from ipu_lean.data import expected_vocab
 from ipu_lean.errors import ConfigError, Interrupted, RunError, VerdictFailed
@@ -21,6 +23,7 @@ from ipu_lean.train.commands import with_absolute_paths
 from ipu_lean.train.precision import check_precision
 from ipu_lean.train.runs import make_summary
 from ipu_lean.train.signals import StopSignal
+from ipu_lean.train.tasks import Progress
 
 Summary = Dict[str, Any]
 Say = Callable[[str], None]
@@ -79,19 +82,21 @@ def resume_sweep(
     config = with_absolute_paths(loaded.config)
     check_same_base(old, config)
     trials = _trials(config)
-    check_trials(trials)
+    check_trials(trials, shapes=config != old)
     if config != old:
         run.keep(config)
     return _sweep(run, config, trials, share=share, plan_only=plan_only, retry=retry, strict=strict, say=say)
 
 
-def check_trials(trials: Sequence[Trial]) -> None:
-    """Everything that can be wrong about a trial before its data is read: device, precision, muP's base, one of each shape."""
+def check_trials(trials: Sequence[Trial], shapes: bool = True) -> None:
+    """Everything that can be wrong about a trial before its data is read: device, precision, and muP's base for one trial of each
+    shape (`shapes`: unless that was seen to before).
+    """
     first = trials[0].config
     require_device(first)
     check_precision(first)
     seen = set()
-    for trial in trials:
+    for trial in trials if shapes else ():
         shape = tuple((name, repr(value)) for name, value in trial.axes.items() if name not in ("lr", "seed"))
         if shape not in seen:
             seen.add(shape)
@@ -136,7 +141,7 @@ def _sweep(
         done = run.store.done_ids(retry)
         todo = [] if plan_only else [trial for trial in mine if trial.id not in done]
         say(_announcement(run, config, mine, sum(trial.id in done for trial in mine), plan_only))
-        run.task(trials[0].config)
+        run.task(trials[0].config, _stages(say))
         if todo:
             stopped = f"stopped; finished trials are kept. Go on with: ipu-lean sweep {run.path}"
             with StopSignal(stopped), SweepProgress(len(todo), config.logging.progress, say) as progress:
@@ -151,8 +156,9 @@ def _sweep(
             return _partial_summary(run, config, mine, seconds)
         return _judge(run, config, trials, seconds, strict)
     except (Interrupted, KeyboardInterrupt) as problem:
-        seconds = time.perf_counter() - started
-        run.write_summary(_summary(config, seconds, status="interrupted", exit_code=130, error=str(problem)))
+        if share is None:
+            seconds = time.perf_counter() - started
+            run.write_summary(_summary(config, seconds, status="interrupted", exit_code=130, error=str(problem)))
         raise
     finally:
         run.unlock()
@@ -162,15 +168,32 @@ def _execute(trials: Sequence[Trial], sweep: SweepConfig, on_result: Callable[[T
     """All trials by the chosen executor."""
     jobs: Iterable[Job] = plan_jobs(trials, sweep.executor, sweep.workers)
     if sweep.executor == "sequential":
-        for job in jobs:
-            for result in iter_job(job, "sequential"):
-                on_result(result)
+        threads = torch.get_num_threads()
+        torch.set_num_threads(1)  # as every worker has it: the same bits, and small models are faster so
+        try:
+            for job in jobs:
+                for result in iter_job(job, "sequential"):
+                    on_result(result)
+        finally:
+            torch.set_num_threads(threads)
     elif sweep.executor == "ray":
         from ipu_lean.sweep.ray_workers import run_ray
 
         run_ray(jobs, sweep.ray_address, sweep.workers, on_result)
     else:
         run_local(jobs, sweep.workers, on_result)
+
+
+def _stages(say: Say) -> Progress:
+    """Says each stage of preparing the text once."""
+    told: List[str] = []
+
+    def progress(stage: str, done: int, total: Optional[int]) -> None:
+        if stage not in told:
+            told.append(stage)
+            say(f"preparing the corpus: {stage}")
+
+    return progress
 
 
 def _announcement(run: SweepDirectory, config: Config, trials: Sequence[Trial], done: int, plan_only: bool) -> str:
@@ -182,9 +205,7 @@ def _announcement(run: SweepDirectory, config: Config, trials: Sequence[Trial], 
                 axes[name].append(value)
     grid = " x ".join(f"{len(values)} {name}" for name, values in axes.items() if len(values) > 1)
     lines = [f"sweep directory: {run.path}", f"{len(trials)} trials ({grid}), {done} of them finished before"]
-    if plan_only:
-        lines += [f"run them with: ipu-lean sweep {run.path}"]
-    elif done < len(trials):
+    if not plan_only and done < len(trials):
         hands = "this process" if sweep.executor == "sequential" else f"{sweep.workers} workers"
         lines += [f"executor {sweep.executor}, {hands}; {config.train.steps} updates a trial"]
     return "\n".join(lines)
@@ -200,7 +221,7 @@ def _partial_summary(run: SweepDirectory, config: Config, trials: Sequence[Trial
     counted = judge.counts(trials, results)
     summary = _summary(config, seconds, metrics={"counts": counted}, artifacts={"run": str(run.path)})
     shown = ", ".join(f"{count} {name}" for name, count in counted.items() if count)
-    return {**summary, "table": f"{shown}\njudge all of them with: ipu-lean sweep {run.path}"}
+    return {**summary, "table": f"{shown}\nrun what is missing and judge all: ipu-lean sweep {run.path}"}
 
 
 def _judge(run: SweepDirectory, config: Config, trials: List[Trial], seconds: float, strict: bool) -> Summary:

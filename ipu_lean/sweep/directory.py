@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Optional, Tuple
 
@@ -10,7 +11,7 @@ from ipu_lean.errors import ConfigError, RunError
 from ipu_lean.sweep.results import Store
 from ipu_lean.train.files import write_atomic
 from ipu_lean.train.runs import RunDirectory
-from ipu_lean.train.tasks import Task, open_task
+from ipu_lean.train.tasks import Progress, Task, open_task
 
 
 class SweepDirectory(RunDirectory):
@@ -43,14 +44,14 @@ class SweepDirectory(RunDirectory):
         """Replace config.yaml, where the axes have changed."""
         write_atomic(self.config, dump_config(config))
 
-    def task(self, config: Config) -> Task:
+    def task(self, config: Config, progress: Optional[Progress] = None) -> Task:
         """The data of all trials, the same as when the sweep began.
 
         Raises:
             RunError: the text has changed since then.
         """
         record = self.data if self.data.exists() else None
-        task = open_task(config, record=record)
+        task = open_task(config, progress, record)
         if record is not None and open_task(config).fingerprint() != task.fingerprint():
             raise RunError(
                 f"the training text has changed since the sweep in {self.path} began, so its trials could not be compared. Put "
@@ -63,7 +64,7 @@ class SweepDirectory(RunDirectory):
 
 def is_sweep(path: str) -> bool:
     """Whether `path` is the directory of a sweep."""
-    return Path(path).is_dir() and (Path(path) / "config.yaml").is_file() and (Path(path) / "trials").is_dir()
+    return os.path.isfile(os.path.join(path, "config.yaml")) and os.path.isdir(os.path.join(path, "trials"))
 
 
 def check_same_base(old: Config, new: Config) -> None:
