@@ -39,11 +39,11 @@ class _Worker:
             self.process.start()
         theirs.close()  # so that the pipe ends when the worker does
         self.left: Dict[str, Trial] = {}
-        self.probe, self.tries, self.busy = False, 0, False
+        self.tries, self.busy = 0, False
 
     def give(self, job: Job, tries: int) -> None:
         """A job to begin. A worker that is gone already is noticed when it is listened to."""
-        self.left, self.probe, self.tries, self.busy = {trial.id: trial for trial in job}, job.probe, tries, True
+        self.left, self.tries, self.busy = {trial.id: trial for trial in job}, tries, True
         with contextlib.suppress(OSError):
             self.pipe.send(job)
 
@@ -121,9 +121,11 @@ def _listen(worker: _Worker, on_result: Callable[[TrialResult], None]) -> bool:
 
 
 def _again(worker: _Worker, waiting: Deque[Tuple[Job, int]], on_result: Callable[[TrialResult], None]) -> None:
-    """What a worker died over goes back to the queue, once."""
-    if worker.left and worker.tries < TRIES:
-        waiting.append((Job(list(worker.left.values()), worker.probe), worker.tries + 1))
+    """What a worker died over goes back to the queue, once, and one by one: a program that was too large, or one trial that ends
+    its worker, then fails alone.
+    """
+    if worker.tries < TRIES:
+        waiting.extend((Job([trial]), worker.tries + 1) for trial in worker.left.values())
         return
     code = worker.process.exitcode
     how = f"signal {-code}" if code is not None and code < 0 else f"exit code {code}"

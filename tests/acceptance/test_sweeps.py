@@ -11,7 +11,7 @@ import pytest
 
 from ipu_lean.config import dump_config
 from tests.sweep.helpers import tiny
-from tests.sweep.test_commands import kill_and_go_on
+from tests.sweep.test_commands import check_kills_lose_nothing
 from tests.sweep.test_slurm import ROOT, SCRIPT
 
 pytestmark = pytest.mark.pod
@@ -53,5 +53,5 @@ def test_shares_run_as_an_array_and_the_last_job_makes_up_for_a_lost_one(tmp_pat
 def test_six_kills(capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "tiny.yaml").write_text(dump_config(tiny(tmp_path)))
-    kill_and_go_on(capsys, str(tmp_path / "tiny.yaml"), kills=6)
+    check_kills_lose_nothing(capsys, str(tmp_path / "tiny.yaml"), kills=6)
     assert (tmp_path / "out" / "results.csv").exists()

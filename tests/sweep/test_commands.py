@@ -249,10 +249,10 @@ def test_train_reads_past_the_section_and_resume_refuses_the_directory(capsys, y
 
 
 def test_a_sweep_that_is_killed_loses_nothing(capsys, yaml):
-    kill_and_go_on(capsys, yaml, kills=1)
+    check_kills_lose_nothing(capsys, yaml, kills=1)
 
 
-def kill_and_go_on(capsys, yaml, kills):
+def check_kills_lose_nothing(capsys, yaml, kills):
     """Kill a sweep at random moments after one or two more trials, let another process end it, compare with trials alone."""
     run = planned(capsys, yaml, "--lrs", "2^-9..2^-2", "--workers", "1", "--executor", "local", "train.steps=40")
     trials = run / "trials"
