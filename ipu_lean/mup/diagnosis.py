@@ -12,6 +12,7 @@ from typing import Any, Callable, Dict, List, Optional, Sequence
 from ipu_lean.mup.figures import Figures
 from ipu_lean.mup.judge import SURE_GROWTH, Finding, find_depth
 from ipu_lean.mup.pattern import Pattern
+from ipu_lean.mup.verdict import signed
 
 
 @dataclass(frozen=True)
@@ -145,7 +146,8 @@ def _readout(pattern: Pattern) -> Optional[Diagnosis]:
             "the readout lacks its multiplier 1/width: logits of a readout that is not zero grow with the square root of the "
             "width. Use PopReadout with a base_width (`is_readout_layer`), not a plain linear layer",
         )
-    return Diagnosis("readout-multiplier", f"the readout's multiplier has power {wrong[0].excess - 0.5 + 0.5:+.2f} too much")
+    text = f"the readout's multiplier should be 1/width, and its power of the width is {signed(wrong[0].excess)} above that"
+    return Diagnosis("readout-multiplier", text)
 
 
 def _init(pattern: Pattern) -> Optional[Diagnosis]:
@@ -203,7 +205,7 @@ def _branches(pattern: Pattern) -> Optional[Diagnosis]:
     pattern.explain("values", "changes")
     return Diagnosis(
         "width-dependent-multiplier",
-        f"{_names(wrong)}: with every weight started rightly, its output still has power {wrong[0].excess:+.2f} of the width "
+        f"{_names(wrong)}: with every weight started rightly, its output still has power {signed(wrong[0].excess)} of the width "
         "at the start: a multiplier (of the branch, the embedding, a scale) depends on the width",
     )
 
@@ -215,7 +217,7 @@ def _decay(pattern: Pattern) -> Optional[Diagnosis]:
     pattern.explain("decay")
     return Diagnosis(
         "decay-not-compensated",
-        f"{_names(wrong)}: the share that weight decay takes off has power {wrong[0].excess:+.2f} of the width: learning rate "
+        f"{_names(wrong)}: the share that weight decay takes off has power {signed(wrong[0].excess)} of the width: learning rate "
         "x decay must not depend on it, so decay is multiplied where the learning rate is divided",
     )
 
@@ -249,14 +251,12 @@ def diagnose_depth(figures: Figures) -> List[Diagnosis]:
     branches = [finding for finding in findings if finding.question == "branches" and not finding.ok]
     growing = [finding for finding in findings if finding.question == "depth" and finding.excess > SURE_GROWTH]
     if branches:
-        return [
-            Diagnosis(
-                "wrong-depth-multiplier",
-                f"{_names(branches)}: what a branch adds has power {branches[0].slope:+.2f} of the depth at the start, and "
-                "CompleteP multiplies it by base depth / depth (-1): set `mup.depth_rule: completep`, and multiply each "
-                "branch, not the skip",
-            )
-        ]
+        power = signed(branches[0].slope or 0.0)
+        text = (
+            f"{_names(branches)}: what a branch adds has power {power} of the depth at the start, and CompleteP multiplies it by "
+            "base depth / depth (-1): set `mup.depth_rule: completep`, and multiply each branch, not the skip"
+        )
+        return [Diagnosis("wrong-depth-multiplier", text)]
     if growing:
         text = f"`{growing[0].subject}` changes ever more with depth though branches start rightly: look at their learning rates"
         return [Diagnosis("unexplained-growth", text)]

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from typing import List, Optional, Sequence
 
 from ipu_lean.mup.figures import BRANCH, OUTPUT, STREAM, Coordinate, Figures, TensorFigure, grouped, slope_of
-from ipu_lean.mup.verdict import FAIL, INCONCLUSIVE, PASS, Verdict
+from ipu_lean.mup.verdict import FAIL, INCONCLUSIVE, PASS, Verdict, signed
 
 # Each with its evidence in docs/coord-check.md.
 INIT = 0.2
@@ -185,7 +185,7 @@ def _exact(question: str, findings: Sequence[Finding]) -> Optional[Verdict]:
     worst = max(findings, key=lambda finding: abs(finding.excess) / finding.tolerance)
     wrong = sum(not finding.ok for finding in findings)
     axis = "depth" if question == "branches" else "width"
-    text = f"`{worst.subject}` scales with power {worst.slope:+.2f} of the {axis}, {worst.expected:+.2f} expected"
+    text = f"`{worst.subject}` scales with power {signed(worst.slope or 0.0)} of the {axis}, {signed(worst.expected)} expected"
     if wrong > 1:
         text += f"; {wrong} of {len(findings)} are off"
     return Verdict(_NAMES[question], FAIL if wrong else PASS, abs(worst.excess), worst.tolerance, text)
@@ -201,7 +201,7 @@ def _changes(findings: Sequence[Finding], figures: Figures, control: Optional[Fi
     if not slopes:
         return Verdict(name, INCONCLUSIVE, None, GROWTH, "no activation changed at two widths")
     worst = max(slopes, key=lambda row: row.excess)
-    text = f"`{worst.subject}` changes with power {worst.slope:+.2f} of the {figures.axis} at step {worst.step}"
+    text = f"`{worst.subject}` changes with power {signed(worst.slope or 0.0)} of the {figures.axis} at step {worst.step}"
     last = max(row.step for row in rows)
     still = [row.subject for row in rows if row.slope is None and row.step == last]
     low = min((row for row in slopes if row.step == last and row.kind != OUTPUT), key=lambda row: row.excess, default=worst)
@@ -212,14 +212,14 @@ def _changes(findings: Sequence[Finding], figures: Figures, control: Optional[Fi
     if worst.excess > GROWTH:
         return Verdict(name, INCONCLUSIVE, worst.excess, GROWTH, f"{text}: between {GROWTH} and {SURE_GROWTH}; more --seeds tell")
     if low.excess < SHRINKAGE:
-        text = f"`{low.subject}` changes ever less with {figures.axis} (power {low.slope:+.2f} at step {low.step})"
+        text = f"`{low.subject}` changes ever less with {figures.axis} (power {signed(low.slope or 0.0)} at step {low.step})"
         return Verdict(name, INCONCLUSIVE, low.excess, SHRINKAGE, text)
     contrast = None if control is None else growth(control)
     if contrast is not None and contrast <= GROWTH:
-        text += f"; but so does the standard parametrisation ({contrast:+.2f}): no contrast at these widths, steps and rate"
+        text += f"; but so does the standard parametrisation ({signed(contrast)}): no contrast at these widths, steps and rate"
         return Verdict(name, INCONCLUSIVE, worst.excess, GROWTH, text)
     if contrast is not None:
-        text += f" (standard parametrisation {contrast:+.2f})"
+        text += f" (standard parametrisation {signed(contrast)})"
     return Verdict(name, PASS, worst.excess, GROWTH, text)
 
 
@@ -263,12 +263,12 @@ def judge_depth(figures: Figures, control: Optional[Figures] = None) -> List[Ver
     if branches is None or not slopes:
         return [Verdict(name, INCONCLUSIVE, None, GROWTH, "the model has no branches whose sum could be followed")]
     worst = max(slopes, key=lambda finding: finding.excess)
-    text = f"`{worst.subject}` changes with power {worst.slope:+.2f} of the depth at step {worst.step}"
+    text = f"`{worst.subject}` changes with power {signed(worst.slope or 0.0)} of the depth at step {worst.step}"
     status = FAIL if worst.excess > SURE_GROWTH else INCONCLUSIVE if worst.excess > GROWTH else PASS
     if control is not None:
         others = [finding.slope for finding in _of(find_depth(control), "depth") if finding.slope is not None]
         contrast = max(others, default=float("inf") if control.diverged else 0.0)
-        text += f" (without a depth rule {contrast:+.2f})"
+        text += f" (without a depth rule {signed(contrast)})"
         if status == PASS and contrast <= GROWTH:
             status, text = INCONCLUSIVE, f"{text}: no contrast at these depths"
     return [branches, Verdict(name, status, worst.excess, GROWTH, text)]

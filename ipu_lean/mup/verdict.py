@@ -49,6 +49,11 @@ def overall(verdicts: Iterable[Verdict]) -> str:
     return PASS if found == {PASS} else INCONCLUSIVE
 
 
+def signed(number: float) -> str:
+    """Two decimals with a sign, and no minus before a zero."""
+    return f"{round(number, 2) + 0.0:+.2f}"
+
+
 def slope(widths: Sequence[float], values: Sequence[float]) -> Optional[float]:
     """The power of the width with which `values` grow; None with fewer than two widths, or a value that has no logarithm."""
     if len(set(widths)) < 2 or not all(math.isfinite(value) and value > 0 for value in values):

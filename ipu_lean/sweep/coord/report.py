@@ -13,7 +13,7 @@ from typing import Any, Dict, List, Optional, Sequence, Tuple
 from ipu_lean.mup.diagnosis import Diagnosis
 from ipu_lean.mup.figures import Coordinate, Figures, Signature, TensorFigure, grouped, slope_of
 from ipu_lean.mup.judge import Finding, judged_steps
-from ipu_lean.mup.verdict import Verdict
+from ipu_lean.mup.verdict import Verdict, signed
 from ipu_lean.train.files import disk_guard, write_atomic
 
 _LAYER = re.compile(r"(?<=\.)\d+(?=\.)")
@@ -96,7 +96,7 @@ def tensor_lines(findings: Sequence[Finding]) -> List[str]:
 
 
 def _number(value: Optional[float]) -> str:
-    return "-" if value is None else f"{value + 0.0:+.2f}"
+    return "-" if value is None else signed(value)
 
 
 def _listed(value: Any) -> str:
