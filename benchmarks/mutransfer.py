@@ -4,7 +4,7 @@
     python benchmarks/mutransfer.py --out DIR             # keeps the sweep there; the same command again goes on with it
     python benchmarks/mutransfer.py --quick               # a few trials, a minute, no claim
 
-It is `ipu-lean sweep` on the configuration below: the package's default GPT (reversible, rotary, AdamW, clipped, cosine) with two
+It is `ipu-lean sweep configs/mutransfer.yaml`: the package's default GPT (reversible, rotary, AdamW, clipped, cosine) with two
 layers, and a readout of its own, which starts at zero as muP recommends. Two layers are CompleteP's base depth, so its
 multiplier is 1 here, and only widths differ. Prints the table, where the plot is, and one JSON line; exits with 1 if a claim
 fails.
@@ -27,19 +27,7 @@ from ipu_lean.sweep.commands import resume_sweep, run_sweep
 from ipu_lean.sweep.directory import is_sweep
 
 MUP_DRIFT, STANDARD_DRIFT, SECONDS = 0.25, 0.75, 900.0
-CONFIG = """
-name: mutransfer
-model: {width: 32, depth: 2, heads: 4, seq: 64, tied: false}
-mup: {base_width: 32}
-batch: {micro: 8}
-schedule: {kind: cosine, warmup: 20}
-train: {steps: 200, threads: 1}
-sweep:
-  widths: 32..256
-  lrs: 2^-11..2^-3
-  seeds: 2
-  parametrizations: [mup, standard]
-"""
+CONFIG = Path(__file__).parents[1] / "configs" / "mutransfer.yaml"
 QUICK = ["train.steps=20", "sweep.widths=32..64", "sweep.lrs=2^-7..2^-5"]
 
 
