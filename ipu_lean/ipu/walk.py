@@ -247,7 +247,8 @@ class Walk:
         a, b, da, db = state
         coupling, vjp, step = self.model.layers.coupling, self.vjp(half.branch), half.step
         z = coupling.read_back(a, b, step) if known is None else coupling.read(*known, step)
-        branched = self.evaluate(half.branch, z.to(vjp.parameters()[0].dtype), masks)
+        low = next((weight.dtype for weight in vjp.parameters()), z.dtype)
+        branched = self.evaluate(half.branch, z.to(low), masks)
         fx = branched.values[0].to(a.dtype)
         a, b = coupling.inverse(a, b, fx, step) if known is None else known
         da, db, dfx = self._forward(a, b, fx, step).gradients_at((a, b, fx), (da, db))

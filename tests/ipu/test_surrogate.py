@@ -35,6 +35,7 @@ MODELS: Dict[str, Dict[str, Any]] = {
         "stack": {"coupling": "mean", "index": "global", "output": "gate"},
     },
     "affine": {"stack": {"coupling": "affine"}},
+    "exact": {"stack": {"exact": True, "exact_bits": 6}},
 }
 
 
