@@ -103,8 +103,13 @@ def mixes_types() -> bool:
 
 
 def compile_elementwise(function: Any) -> Any:
-    """`torch.compile` of elementwise code on tensors whose length may change, rounding each operation as eager code does."""
-    return torch.compile(function, dynamic=True, fullgraph=True)
+    """`torch.compile` of elementwise code on contiguous tensors of one length, which may change from call to call.
+
+    The caller answers for types, device and threads: where torch allows it, they are not checked again at every call.
+    """
+    unchecked = getattr(torch.compiler, "skip_all_guards_unsafe", None) if hasattr(torch, "compiler") else None
+    options = {} if unchecked is None else {"options": {"guard_filter_fn": unchecked}}
+    return torch.compile(function, dynamic=True, fullgraph=True, **options)
 
 
 def decay_towards(average: torch.Tensor, value: torch.Tensor, beta: float) -> None:

@@ -135,9 +135,7 @@ class AnyPrecisionAdamW(torch.optim.Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        for group in self.param_groups:
-            for parameter in group["params"]:
-                options.check_gradient(parameter)
+        options.check_gradients(self.param_groups)
         if self._plan is None or not all(self._fits(*pair) for pair in zip(self.param_groups, self._plan)):
             self._lay_out()
         assert self._plan is not None
@@ -158,13 +156,15 @@ class AnyPrecisionAdamW(torch.optim.Optimizer):
         """Update one stretch, in runs of parameters that have made the same number of steps."""
         runs: Dict[float, List[Tuple[int, torch.Tensor]]] = {}
         steps = []
-        for parameter, begin in zip(stretch.parameters, stretch.begins):
-            if parameter.grad is None or parameter.numel() == 0:
+        for place, (parameter, begin) in enumerate(zip(stretch.parameters, stretch.begins)):
+            gradient = parameter.grad
+            if gradient is None or parameter.numel() == 0:
                 continue
             state = self.state[parameter]
-            stretch.adopt(parameter, begin, state)
-            steps.append(state["step"])
-            runs.setdefault(float(steps[-1]) + 1, []).append((begin, parameter.grad))
+            stretch.adopt(place, state)
+            step = state["step"]
+            steps.append(step)
+            runs.setdefault(step.item() + 1, []).append((begin, gradient))
         if not runs:
             return
         walk = Walk(group, stretch, self._compiles(stretch))
@@ -172,8 +172,7 @@ class AnyPrecisionAdamW(torch.optim.Optimizer):
             for block in stretch.blocks(pieces, walk.longest):
                 walk.update(block, step)
         stretch.finish()
-        for step_tensor in steps:
-            step_tensor += 1
+        torch._foreach_add_(steps, 1)
 
     def _compiles(self, stretch: Stretch) -> bool:
         """Whether this stretch is updated by compiled code."""

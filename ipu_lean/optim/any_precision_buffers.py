@@ -44,6 +44,7 @@ class Stretch:
         self.states: Dict[str, torch.Tensor] = {}
         self._slices: Dict[Tuple[int, int], Tuple[Optional[torch.Tensor], ...]] = {}
         self._gathered: Dict[torch.dtype, torch.Tensor] = {}
+        self._adopted: Dict[int, List[Tuple[str, torch.Tensor]]] = {}
         self._copy: Optional[torch.Tensor] = None
         self._index: Optional[torch.Tensor] = None
         if flat:
@@ -61,41 +62,40 @@ class Stretch:
 
     def in_place(self) -> bool:
         """Whether every parameter is still where (and what) it was put."""
-        for parameter, begin in zip(self.parameters, self.begins):
-            if parameter.dtype != self.dtype or parameter.device != self.device:
-                return False
-            if self.weights is not None:
-                expected = self.weights.data_ptr() + begin * self.weights.element_size()
-                if parameter.data_ptr() != expected or not parameter.is_contiguous():
-                    return False
-        return True
+        if self.weights is None:
+            return all(p.dtype == self.dtype and p.device == self.device for p in self.parameters)
+        start, each = self.weights.data_ptr(), self.weights.element_size()
+        return all(
+            p.data_ptr() == start + begin * each and p.dtype == self.dtype for p, begin in zip(self.parameters, self.begins)
+        )
 
     # -- state -----------------------------------------------------------------------------------------------------------
-    def adopt(self, parameter: torch.Tensor, begin: int, state: Dict[str, Any]) -> None:
-        """Make `state` (new: empty, or loaded: tensors of its own) views of this stretch's buffers, in its types.
+    def adopt(self, place: int, state: Dict[str, Any]) -> None:
+        """Make the `state` of the parameter at `place` (new: empty; loaded: tensors of its own) views of this stretch's buffers,
+        in its types.
 
         Raises:
             ConfigError: it holds what another way of summation keeps.
         """
+        known = self._adopted.get(place)
+        if known is not None and all(state.get(key) is view for key, view in known):
+            return
+        _check_kept(state, self.kinds)
         if not self.states:
             self.states = {key: torch.zeros(self.size, dtype=kind, device=self.device) for key, kind in self.kinds.items()}
-        for key in KEPT:
-            held = state.get(key)
-            if held is not None and (key not in self.kinds or key != "compensation" and held.dtype != self.kinds[key]):
-                raise ConfigError(
-                    f"the saved optimizer state keeps `{key}` ({held.dtype}) beside each weight, this optimizer does not",
-                    key="optimizer.summation",
-                    suggestion="go on with the summation that the state was saved with",
-                )
+        parameter, begin = self.parameters[place], self.begins[place]
         state.setdefault("step", torch.tensor(0.0))
+        self._adopted[place] = []
         for key, buffer in self.states.items():
             view = buffer[begin : begin + parameter.numel()].view(parameter.shape)
             held = state.get(key)
-            if held is not None and held.data_ptr() == view.data_ptr() and held.dtype == view.dtype:
-                continue
-            # Nothing left over is 2^15: see `lower`'s offset in the rules.
-            view.fill_(128 if key == "lower" else 0) if held is None else view.copy_(held)
+            if held is None:
+                # Nothing left over is 2^15: see `lower`'s offset in the rules.
+                view.fill_(128 if key == "lower" else 0)
+            elif held.data_ptr() != view.data_ptr() or held.dtype != view.dtype:
+                view.copy_(held)
             state[key] = view
+            self._adopted[place].append((key, view))
 
     # -- walking ---------------------------------------------------------------------------------------------------------
     def blocks(self, pieces: Sequence[Tuple[int, torch.Tensor]], longest: int) -> Iterator[Block]:
@@ -172,6 +172,17 @@ class Stretch:
         if self._copy is not None:
             self.parameters[0].copy_(self._copy)
             self._copy = None
+
+
+def _check_kept(state: Dict[str, Any], kinds: Dict[str, torch.dtype]) -> None:
+    for key in KEPT:
+        held = state.get(key)
+        if held is not None and (key not in kinds or key != "compensation" and held.dtype != kinds[key]):
+            raise ConfigError(
+                f"the saved optimizer state keeps `{key}` ({held.dtype}) beside each weight, this optimizer does not",
+                key="optimizer.summation",
+                suggestion="go on with the summation that the state was saved with",
+            )
 
 
 def bare(flat: torch.Tensor, begin: int, end: int) -> torch.Tensor:

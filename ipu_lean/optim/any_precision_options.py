@@ -1,7 +1,7 @@
 """What the options of AnyPrecisionAdamW mean for a weight of some type, and which of them contradict each other."""
 from __future__ import annotations
 
-from typing import Any, Dict, Optional
+from typing import Any, Dict, List, Optional
 
 import torch
 
@@ -149,10 +149,13 @@ def state_kinds(group: Dict[str, Any], dtype: torch.dtype) -> Dict[str, torch.dt
     return kinds
 
 
-def check_gradient(parameter: torch.Tensor) -> None:
+def check_gradients(groups: List[Dict[str, Any]]) -> None:
     """Raises ConfigError for a gradient that is not dense."""
-    if parameter.grad is not None and parameter.grad.layout != torch.strided:
-        raise ConfigError(
-            f"{NAME} takes dense gradients only, and one of shape {tuple(parameter.shape)} is sparse",
-            suggestion="build the embedding with sparse=False",
-        )
+    for group in groups:
+        for parameter in group["params"]:
+            gradient = parameter.grad
+            if gradient is not None and gradient.layout is not torch.strided:
+                raise ConfigError(
+                    f"{NAME} takes dense gradients only, and one of shape {tuple(parameter.shape)} is sparse",
+                    suggestion="build the embedding with sparse=False",
+                )

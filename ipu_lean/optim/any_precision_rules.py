@@ -13,8 +13,8 @@ With w, m, v, g widened to fp32 (fp64 for fp64 weights), decay = lr x weight_dec
 
 Stochastic rounding adds 16 random bits below the last bit that stays, then truncates. They come from an integer hash of seed,
 step and position, which has no state to lose and costs little; the compiler's own generator is ten times slower. A bf16
-compensation is rounded with a threshold that walks by the golden ratio from step to step: rounded to nearest, equal increments
-would all be rounded to the same side, and a constant gradient's path be off by a percent.
+compensation is first multiplied by a factor that walks about 1, within its last place, by the golden ratio from step to step:
+without it equal increments would all be rounded to the same side, and a constant gradient's path be off by some percent.
 
 The same function runs eagerly, in small blocks whose temporaries stay in cache, and compiled by torch.compile, in one pass.
 """
@@ -34,7 +34,7 @@ EPS_FLOOR = 2.0**-63
 """The root of the least normal float32. A gradient below it squares to zero; dividing by this, the step stays bounded."""
 MIX = (0x7FEB352D, 0x846CA68B)  # "lowbias32" by Chris Wellons
 HALF_UNIT = 0x8000  # half of a bf16's last place, in the bits of an fp32
-GOLDEN = 0x9E3779B9  # 2^32 / golden ratio
+GOLDEN = (5**0.5 - 1) / 2
 _ONES = 0xFFFFFFFF
 _HIGH = -65536  # the upper 16 bits of an int32
 Rule = Callable[..., None]
@@ -49,7 +49,7 @@ def update(
     lowest: Optional[torch.Tensor],
     s: torch.Tensor,
     index: Optional[torch.Tensor],
-    key: torch.Tensor,
+    key: Optional[torch.Tensor],
     summation: str,
     noisy_variance: bool,
     maximize: bool,
@@ -58,8 +58,8 @@ def update(
 
     Args:
         kept: compensation (kahan), or bits 8 .. 15 of w's remainder + 2^15 (uint8; split), else None. lowest: bits 0 .. 7 of it.
-        s: what `scalars` returns, in the type of the arithmetic. index: int32 `[n]`, 0, 1, …; None where nothing is rounded by
-            chance. key: int32 `[3]` from `noise_key`. maximize: against the gradient's sign.
+        s: what `scalars` returns, in the type of the arithmetic. index: int32 `[n]`, 0, 1, …; key: int32 `[2]` from `noise_key`;
+            None where nothing is rounded by chance. maximize: against the gradient's sign.
     """
     wide = s.dtype
     gw = -g.to(wide) if maximize else g.to(wide)
@@ -67,19 +67,19 @@ def update(
     mw = mw + (gw - mw) * s[0]
     vw = v.to(wide) * s[1] + (gw * s[2]) * gw
     d = (mw * s[5]) / (vw.sqrt() + s[3])  # numerator and denominator times sqrt(c2): one division less
-    bits = None if index is None else random_bits(index, key)
+    bits = None if index is None or key is None else random_bits(index, key)
     if summation == "kahan":
         assert kept is not None
         old = w.to(wide)
         u = kept.to(wide) + (d - old * s[4])
         new = old + u
         if w.dtype == torch.bfloat16 and wide == torch.float32:
-            new = _nearest(new)  # by its bits: a compiler takes `.to(bfloat16).to(float32)` for nothing
+            new = _to_bits(new, 16)
         elif w.dtype != wide:
             new = new.to(w.dtype).to(wide)
         left = u + (old - new)
         if kept.dtype == torch.bfloat16 and wide == torch.float32:
-            left = _by_chance(left, key[2])
+            left = left * s[7]
         kept.copy_(left.to(kept.dtype))
     elif summation == "split":
         assert kept is not None and lowest is not None
@@ -95,24 +95,36 @@ def update(
         new = w.to(wide) * s[6] + d
         if summation == "stochastic":
             assert bits is not None
-            new = _by_chance(new, bits & 0xFFFF)
+            new = _by_chance(new, _uniform(bits & 0xFFFF))
     w.copy_(new.to(w.dtype))
     m.copy_(mw.to(m.dtype))
     if noisy_variance:
         assert bits is not None
-        vw = _by_chance(vw, (bits >> 16) & 0xFFFF)
+        vw = _by_chance(vw, _uniform((bits >> 16) & 0xFFFF))
     v.copy_(vw.to(v.dtype))
 
 
-def _nearest(x: torch.Tensor) -> torch.Tensor:
-    """float32 `x` rounded to the nearest value that bf16 has, of two the one with an even last bit."""
-    bits = x.view(torch.int32)
-    return ((bits + 0x7FFF + ((bits >> 16) & 1)) & _HIGH).view(torch.float32)
+def _to_bits(x: torch.Tensor, cut: int) -> torch.Tensor:
+    """float32 `x` rounded to its first 24 - `cut` bits (Veltkamp's splitting), as a float32; |x| < 2^(127 - cut).
+
+    Compilers vectorise this, but not the reading of a float's bits; and they take `.to(bfloat16).to(float32)` for nothing.
+    """
+    t = x * float(2**cut + 1)
+    return t - (t - x)
 
 
-def _by_chance(x: torch.Tensor, bits: torch.Tensor) -> torch.Tensor:
-    """float32 `x` rounded up or down to a value that bf16 has, up with the probability of what is cut off."""
-    return ((x.view(torch.int32) + bits) & _HIGH).view(torch.float32)
+def _by_chance(x: torch.Tensor, chance: Any) -> torch.Tensor:
+    """float32 `x` plus (`chance`, in -0.5 .. 0.5) x the distance of its neighbours in bf16. Rounded to nearest, that is x rounded
+    up or down, up with the probability of what is cut off if `chance` is uniform.
+
+    Three quarters of x, rounded to one bit, are the power of two at or below x.
+    """
+    return x + _to_bits(x * 0.74999994, 23) * (chance * 2.0**-7)
+
+
+def _uniform(bits: torch.Tensor) -> torch.Tensor:
+    """Integers 0 .. 65535 -> -0.5 .. 0.5, without the ends."""
+    return bits.to(torch.float32) * 2.0**-16 - (0.5 - 2.0**-17)
 
 
 def random_bits(index: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
@@ -142,20 +154,19 @@ def mix(number: int) -> int:
 
 
 def noise_key(seed: int, step: int, position: int) -> List[int]:
-    """The key of a block that begins at `position`: two int32 for `random_bits`, and the step's threshold, 0 .. 65535. What an
-    element draws depends on its own position only.
-    """
+    """The key of a block that begins at `position`: two int32. What an element draws depends on its own position only."""
     one = mix(mix(seed) ^ (step & _ONES))
-    return [_signed(one + position), _signed(mix(one + GOLDEN)), ((step * GOLDEN) & _ONES) >> 16]
+    return [_signed(one + position), _signed(mix(one + 0x9E3779B9))]
 
 
 def scalars(lr: float, betas: Tuple[float, float], eps: float, weight_decay: float, step: float) -> List[float]:
-    """[1 - b1, b2, 1 - b2, eps sqrt(c2), decay, -lr sqrt(c2) / c1, 1 - decay] of update `step` (1 is the first), in double
-    precision.
+    """[1 - b1, b2, 1 - b2, eps sqrt(c2), decay, -lr sqrt(c2) / c1, 1 - decay, the factor before the compensation is rounded] of
+    update `step` (1 is the first), in double precision.
     """
     b1, b2 = betas
     root, decay = (1 - b2**step) ** 0.5, lr * weight_decay
-    return [1 - b1, b2, 1 - b2, eps * root, decay, -lr * root / (1 - b1**step), 1 - decay]
+    factor = 1 + 0.7 * 2**-7 * (step * GOLDEN % 1 - 0.5)
+    return [1 - b1, b2, 1 - b2, eps * root, decay, -lr * root / (1 - b1**step), 1 - decay, factor]
 
 
 def update_plain(

@@ -4,7 +4,7 @@ from __future__ import annotations
 import logging
 import time
 import warnings
-from typing import Any, Dict
+from typing import Any, Dict, Optional, Set, Tuple
 
 import torch
 
@@ -35,6 +35,7 @@ class Walk:
         self.longest = min(longest, stretch.size)
         self.draws = self.noisy or self.summation == "stochastic"
         self._scalars: Dict[float, torch.Tensor] = {}
+        self._rules: Dict[torch.dtype, rules.Rule] = {}
 
     def update(self, block: Block, step: float) -> None:
         """Update `step` (1 is the first) of one block."""
@@ -43,14 +44,17 @@ class Walk:
         if self.plain:
             rules.update_plain(w, gradient, m, v, self.group, step)
             return
-        words = rules.noise_key(self.group["seed"], int(step), self.stretch.position + begin)
-        key = torch.tensor(words, dtype=torch.int32, device=self.stretch.device)
-        index = bare(self.stretch.index(self.longest), 0, end - begin) if self.draws else None
+        index = key = None
+        if self.draws:
+            words = rules.noise_key(self.group["seed"], int(step), self.stretch.position + begin)
+            key = torch.tensor(words, dtype=torch.int32, device=self.stretch.device)
+            index = bare(self.stretch.index(self.longest), 0, end - begin)
         rest = (self._numbers(step), index, key, self.summation, self.noisy, self.group["maximize"])
-        if self.compiled and end - begin >= SHORT:
-            self._run_compiled((w, gradient, m, v, *kept, *rest))
+        rule = self._compiled_rule(gradient.dtype) if self.compiled and end - begin >= SHORT else rules.update
+        if rule is not None:
+            rule(w, gradient, m, v, *kept, *rest)
         else:
-            rules.update(w, gradient, m, v, *kept, *rest)
+            self._compile((w, gradient, m, v, *kept, *rest))
 
     def _numbers(self, step: float) -> torch.Tensor:
         if step not in self._scalars:
@@ -60,16 +64,26 @@ class Walk:
             self._scalars[step] = torch.tensor(values, dtype=self.wide, device=self.stretch.device)
         return self._scalars[step]
 
-    def _run_compiled(self, arguments: Any) -> None:
-        """The compiled rule; the eager one, with a warning, if compiling fails (which happens before anything is changed)."""
-        kinds = [value.dtype if torch.is_tensor(value) else value for value in arguments]
-        signature = (self.stretch.device.type, torch.get_num_threads(), *kinds)
-        if rules.is_compiled(signature):
-            rules.compiled(signature)(*arguments)
-            return
-        if signature in _failed:
-            rules.update(*arguments)
-            return
+    def _signature(self, gradient: torch.dtype) -> Tuple[Any, ...]:
+        stretch = self.stretch
+        kinds = (stretch.dtype, gradient, *stretch.kinds.items())
+        return (stretch.device.type, torch.get_num_threads(), *kinds, self.summation, self.noisy, self.group["maximize"])
+
+    def _compiled_rule(self, gradient: torch.dtype) -> Optional[rules.Rule]:
+        """What updates blocks with gradients of this type; None if it is yet to be compiled."""
+        if gradient not in self._rules:
+            signature = self._signature(gradient)
+            if signature in _failed:
+                self._rules[gradient] = rules.update
+            elif rules.is_compiled(signature):
+                self._rules[gradient] = rules.compiled(signature)
+            else:
+                return None
+        return self._rules[gradient]
+
+    def _compile(self, arguments: Any) -> None:
+        """The first compiled update; an eager one, with a warning, if compiling fails (before anything is changed)."""
+        signature = self._signature(arguments[1].dtype)
         started = time.perf_counter()
         try:
             rules.compiled(signature)(*arguments)
@@ -81,4 +95,4 @@ class Walk:
             rules.update(*arguments)
 
 
-_failed: Any = set()
+_failed: Set[Tuple[Any, ...]] = set()

@@ -129,7 +129,7 @@ def test_stochastic_rounding_is_unbiased():
 def test_random_bits():
     """Without a key the hash is a permutation; halves, neighbours and steps are independent as far as 1e5 draws show."""
     index = torch.arange(COUNT, dtype=torch.int32)
-    plain = random_bits(index[:50], torch.zeros(3, dtype=torch.int32))
+    plain = random_bits(index[:50], torch.zeros(2, dtype=torch.int32))
     assert [int(x) & 0xFFFFFFFF for x in plain] == [mix(i) for i in range(50)]
 
     def halves(seed, step, position=0):
