@@ -8,7 +8,7 @@ import importlib.util
 import inspect
 import os
 import shutil
-from typing import Any, Dict, List, Optional, Tuple
+from typing import Any, Callable, Dict, List, Optional, Tuple
 
 import torch
 from torch import nn
@@ -23,6 +23,14 @@ def autocast_state(device_type: str) -> Tuple[bool, torch.dtype]:
     if device_type == "cpu":
         return torch.is_autocast_cpu_enabled(), torch.get_autocast_cpu_dtype()
     return torch.is_autocast_enabled(), torch.get_autocast_gpu_dtype()
+
+
+def _never() -> bool:
+    return False
+
+
+compiling: Callable[[], bool] = getattr(getattr(torch, "compiler", None), "is_compiling", _never)
+"""Whether torch.compile is tracing this code (never before torch 2.1, which offers no way to ask)."""
 
 
 def grad_scaler(device_type: str, **options: Any) -> Any:
@@ -84,12 +92,18 @@ def why_not_compiled(device_type: str) -> Optional[str]:
     """
     if TORCH < (2, 4):
         return f"torch {torch.__version__} compiles 16-bit arithmetic badly (2.4 or newer is needed)"
-    if device_type == "cpu":
-        names = [os.environ.get("CXX") or "", "g++", "clang++", "cl"]
-        if not any(name and shutil.which(name) for name in names):
-            return "there is no C++ compiler (g++ or clang++)"
+    return no_compiler(device_type)
+
+
+def no_compiler(device_type: str) -> Optional[str]:
+    """What torch.compile's generated code needs on "cpu" or "cuda" and does not find, or None."""
+    if device_type != "cpu":
+        return None if importlib.util.find_spec("triton") is not None else "there is no Triton"
+    given = os.environ.get("CXX")
+    names = [given.split()[0]] if given else ["g++", "clang++", "cl"]
+    if any(shutil.which(name) for name in names):
         return None
-    return None if importlib.util.find_spec("triton") is not None else "there is no Triton"
+    return f"there is no C++ compiler (CXX is {given})" if given else "there is no C++ compiler (g++ or clang++)"
 
 
 def mixes_types() -> bool:

@@ -36,6 +36,7 @@ def check(config: Config) -> None:
     _optimizer(config.optimizer)
     _intervals(config)
     _processes(config)
+    _compile(config)
     check_ipu(config)
 
 
@@ -228,6 +229,24 @@ def _intervals(config: Config) -> None:
             key="train.fp16_scale.init",
             value=scale.init,
         )
+
+
+def _compile(config: Config) -> None:
+    """Compiled branches run whole, on devices of torch."""
+    if config.train.compile == "none":
+        return
+    reason = None
+    if config.device in IPU_DEVICES:
+        reason = "PopTorch compiles the whole step itself"
+    elif config.model.kind == "mlp":
+        reason = "an mlp has no branches"
+    elif derived.strategy(config) == "fsdp":
+        reason = "FSDP puts other tensors in the place of weights for each pass"
+    for key in ("ffn_chunk", "attention_heads_at_once"):
+        if getattr(config.memory, key):
+            reason = f"memory.{key} computes branches in pieces, and compiled ones run whole"
+    if reason is not None:
+        raise ConfigError(reason, key="train.compile", value=config.train.compile, suggestion="use `none`")
 
 
 def _processes(config: Config) -> None:

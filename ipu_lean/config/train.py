@@ -38,7 +38,12 @@ class TrainConfig(Section):
         "auto", "`ddp` copies the model to every process, `fsdp` shards it. `auto`: single with one process, ddp with more."
     )
     processes: int = setting(1, "Processes on this host; they share batch.replicas evenly.", ge=1)
-    compile: Literal["none"] = setting("none", "Graph compiler for cpu and gpu: none.")
+    compile: Literal["none", "branches"] = setting(
+        "none",
+        "`branches`: torch.compile for each attention and feed-forward, for cpu and gpu (the stack around them stays as it is, "
+        "so the second runs of a recomputing engine are the same code). Needs a C++ compiler (cpu) or Triton (gpu), and a "
+        "minute at the start; the numbers differ by rounding. Without what it needs, a message says so and nothing is compiled.",
+    )
     fp16_scale: LossScaleConfig = section(LossScaleConfig, "The loss scale of fp16-mixed.")
     threads: Optional[int] = setting(None, "CPU threads per process. Unset: torch's own choice.", ge=1)
     sample: SampleConfig = section(SampleConfig, "Text generated at the end.")

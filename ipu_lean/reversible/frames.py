@@ -219,9 +219,17 @@ class Frame:
             if executing:
                 out = self._rebuild(inputs)
             else:
-                with torch.no_grad():
-                    out = self.function(*inputs, **self.kwargs)
+                out = self._result(inputs)
         self.finish(out)
+
+    def _result(self, inputs: Tensors) -> Any:
+        """What the function gives, nothing kept. Compiled code would be another one without gradients, and round differently."""
+        if all(getattr(module, "_compiled_call_impl", None) is None for module in self.modules):
+            with torch.no_grad():
+                return self.function(*inputs, **self.kwargs)
+        fresh = [t.detach().requires_grad_(needed) for t, needed in zip(inputs, self._needs_grad)]
+        with torch.enable_grad(), torch.autograd.graph.saved_tensors_hooks(_nothing, _nothing):
+            return self.function(*fresh, **self.kwargs)
 
     def _rebuild(self, inputs: Tensors) -> Any:
         store: Dict[int, Tensor] = {}
@@ -286,6 +294,10 @@ def _is_parameter(tensor: Tensor) -> bool:
 
 def _itself(tensor: Tensor) -> Tensor:
     return tensor
+
+
+def _nothing(_: Any) -> Any:
+    return None
 
 
 class _Entered:

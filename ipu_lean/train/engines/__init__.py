@@ -26,4 +26,4 @@ def make_engine(
     if config.device in IPU_DEVICES:
         return PopTorchEngine(model, config, schedule, world, say)
     make = (lambda wrapped: build_optimizer(wrapped, config)) if train else None
-    return TorchEngine(TrainStep(model), make, schedule, config, world)
+    return TorchEngine(TrainStep(model), make, schedule, config, world, say)

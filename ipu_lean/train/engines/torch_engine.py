@@ -19,6 +19,7 @@ from ipu_lean.data import blank_batch
 from ipu_lean.errors import ConfigError, RunError
 from ipu_lean.optim import Schedule, apply_schedule
 from ipu_lean.train import gradients
+from ipu_lean.train.branches import compile_branches
 from ipu_lean.train.engines import parallel
 from ipu_lean.train.engines.protocol import Batch, StepResult
 from ipu_lean.train.precision import LossScale, autocast, to_precision
@@ -32,7 +33,7 @@ class TorchEngine:
         step: (tokens, labels) int32 `[rows, seq]` -> (mean loss, float32 `[K]` sums); holds the model as `.model`.
         make_optimizer: model -> optimizer, called after wrapping because FSDP replaces parameters; None for an engine that only
         evaluates. schedule: the factor on every group's learning rate by update. config: batch, precision, clipping and
-        parallel strategy are read from it. world: the processes that train together.
+        parallel strategy are read from it. world: the processes that train together. say: takes a line about compilation.
     """
 
     updates_per_call = 1
@@ -46,6 +47,7 @@ class TorchEngine:
         schedule: Optional[Schedule],
         config: Config,
         world: Optional[World] = None,
+        say: Callable[[str], None] = lambda text: None,
     ) -> None:
         self.world = world or World()
         self.world.check_replicas(config.batch.replicas)
@@ -60,6 +62,8 @@ class TorchEngine:
                 suggestion="use one process, or `bf16-mixed`",
             )
         to_precision(step, config.precision).to(self.world.device)
+        if make_optimizer and config.train.compile == "branches":
+            compile_branches(step.model, self.world.device.type, lambda: self._warm_up(step), say)
         strategy = "single" if make_optimizer is None else parallel.strategy_name(config, self.world)
         self.wrapped = parallel.wrap(step, strategy, self.world)
         self.sharded = strategy == "fsdp"
@@ -71,12 +75,27 @@ class TorchEngine:
         if strategy == "ddp":
             self._settle()
 
+    def _warm_up(self, step: nn.Module) -> None:
+        """A pass of training and one of evaluation that leave no trace but compiled code."""
+        inputs, labels = blank_batch(self.config, self.config.batch.micro)
+        device = self.world.device
+        with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+            with autocast(self.config.precision, device.type):
+                loss, _ = step.train()(*self._tensors((inputs, np.zeros_like(labels))))
+            loss.backward()
+            with torch.no_grad(), autocast(self.config.precision, device.type):
+                step.eval()(*self._tensors((inputs, labels)))
+        step.train()
+        for parameter in step.parameters():
+            parameter.grad = None
+
     def _settle(self) -> None:
         """One pass that trains nothing. DDP lays its buckets out anew after its first backward pass, which changes the order in
         which gradients are added: without this, a resumed run's first step would round unlike the same step of an uninterrupted
         run."""
         inputs, labels = blank_batch(self.config, self.config.batch.micro)
-        loss, _ = self.wrapped(*self._tensors((inputs, np.zeros_like(labels))))
+        with autocast(self.config.precision, self.world.device.type):
+            loss, _ = self.wrapped(*self._tensors((inputs, np.zeros_like(labels))))
         loss.backward()
         self.optimizer.zero_grad(set_to_none=True)
 
