@@ -7,12 +7,12 @@ import torch.multiprocessing as mp
 from torch.nn.parallel import DistributedDataParallel
 
 from tests.reversible.ranks import on_two_ranks
-from tests.reversible.toys import assert_same, collect, data, loss_of, residual, reversible
+from tests.reversible.toys import Wide, assert_same, collect, data, loss_of, residual, reversible
 
 pytestmark = pytest.mark.pod
 CASES = [
     (kind, shared, mode)
-    for kind in ("invert", "checkpoint", "residual", "momentum")
+    for kind in ("invert", "checkpoint", "residual", "momentum", "pieces")
     for shared in (False, True)
     for mode in ("default", "find_unused_parameters", "static_graph")
     if not (kind == "residual" and shared)
@@ -25,6 +25,9 @@ def build(kind: str, shared: bool):
     if kind == "momentum":
         options = {"coupling": "momentum", "input": "zeros", "output": "gate"}
         return reversible("invert", layers=2, visits=[0, 1, 0, 1] if shared else None, dropout=0.2, **options)
+    if kind == "pieces":
+        visits = [0, 1, 0, 1] if shared else None
+        return reversible("invert", layers=2, visits=visits, dropout=0.2, make=lambda: Wide(3, sums=True, dropout=0.2))
     return reversible(kind, layers=2, visits=[0, 1, 0, 1] if shared else None, dropout=0.2)
 
 

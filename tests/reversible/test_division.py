@@ -5,60 +5,15 @@ import gc
 
 import pytest
 import torch
-import torch.nn.functional as F
-from torch import nn
 
 from benchmarks._common import LiveBytes, parameters_and_gradients
 from ipu_lean._compat import TORCH
-from ipu_lean.reversible import Pieces, ReversibleBlock, ReversibleStack, Segment, divided, remember
-from tests.reversible.toys import BATCH, SEQ, WIDTH, Attention, assert_same, collect, data, gradients, loss_of
+from ipu_lean.reversible import ReversibleBlock, ReversibleStack, Segment
+from tests.reversible.toys import BATCH, INNER, SEQ, WIDTH, Attention, Wide, assert_same, collect, data, gradients, loss_of
 
 pytestmark = pytest.mark.pod
 counts_bytes = pytest.mark.skipif(TORCH < (2, 1), reason="storages have no lasting Python object before torch 2.1")
 ENGINES = ["store", "invert", "checkpoint"]
-INNER = 12 * WIDTH
-
-
-class Wide(nn.Module):
-    """A feed-forward with a wide middle, its rows in `pieces` pieces, or (`sums`) its middle cut into that many."""
-
-    def __init__(self, pieces=1, sums=False, dropout=0.0, after=False, decide=False):
-        super().__init__()
-        self.norm = nn.LayerNorm(WIDTH)
-        self.up, self.down = nn.Linear(WIDTH, INNER), nn.Linear(INNER, WIDTH)
-        self.last = nn.LayerNorm(WIDTH) if after else None
-        self.pieces, self.sums, self.dropout, self.decide = pieces, sums, dropout, decide
-        self.runs = 0
-
-    def forward(self, x, gain=None):
-        if self.pieces == 1:
-            out = self.middle(self.norm(x), slice(0, INNER), True)
-            out = out if gain is None else out * gain
-        else:
-            groups = [0] * self.pieces if self.sums else range(self.pieces)
-            out = divided(Pieces(self.begin, self.piece, groups), x, (self,), gain=gain)
-        return out if self.last is None else self.last(out)
-
-    def middle(self, n, part, first):
-        self.runs += 1
-        h = F.gelu(F.linear(n, self.up.weight[part], self.up.bias[part]))
-        if self.decide:
-            h = h * remember(lambda: (h.mean() > 0).to(h.dtype) + 1.0)
-        h = F.dropout(h, self.dropout, self.training)
-        return F.linear(h, self.down.weight[:, part], self.down.bias if first else None)
-
-    def begin(self, x):
-        if self.sums:
-            return [(self.norm(x),)] * self.pieces
-        return [(rows,) for rows in x.reshape(-1, WIDTH).split(-(-x.shape[0] * x.shape[1] // self.pieces))]
-
-    def piece(self, number, x, gain=None):
-        if self.sums:
-            step = INNER // self.pieces
-            out = self.middle(x, slice(number * step, (number + 1) * step), number == 0)
-        else:
-            out = self.middle(self.norm(x), slice(0, INNER), True)
-        return out if gain is None else out * gain
 
 
 def stack(engine, pieces=1, sums=False, layers=3, dropout=0.0, visits=None, dtype=torch.float64, coupling="additive", **options):
