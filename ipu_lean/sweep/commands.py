@@ -54,6 +54,7 @@ def run_sweep(
     config = with_absolute_paths(loaded.config)
     trials = _trials(config)
     check_trials(trials)
+    check_executor(trials, config.sweep or SweepConfig())
     run = SweepDirectory.begin(out, config)
     return _sweep(run, config, trials, share=share, plan_only=plan_only, strict=strict, say=say)
 
@@ -83,6 +84,7 @@ def resume_sweep(
     check_same_base(old, config)
     trials = _trials(config)
     check_trials(trials, shapes=config != old)
+    check_executor(trials, config.sweep or SweepConfig())
     if config != old:
         run.keep(config)
     return _sweep(run, config, trials, share=share, plan_only=plan_only, retry=retry, strict=strict, say=say)
@@ -101,6 +103,16 @@ def check_trials(trials: Sequence[Trial], shapes: bool = True) -> None:
         if shape not in seen:
             seen.add(shape)
             build_meta(trial.config, expected_vocab(trial.config))
+
+
+def check_executor(trials: Sequence[Trial], sweep: SweepConfig) -> None:
+    """EnvironmentProblem if Ray is wanted and missing; ConfigError if these trials are to be trained together and cannot."""
+    if sweep.executor == "ray":
+        from ipu_lean.sweep.ray_workers import import_ray
+
+        import_ray()
+    elif sweep.executor == "batched":
+        plan_jobs(trials, sweep.executor, sweep.workers)
 
 
 def _trials(config: Config) -> List[Trial]:

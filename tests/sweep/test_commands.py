@@ -215,6 +215,7 @@ MISTAKES = [
     ("has begun", ["--lrs", "1,2", "--retry"]),
     ("did you mean `optimizer.lr`", ["--lrs", "1,2", "lr=3"]),
     ("muP needs a base", ["--widths", "16,32", "mup.base_width=null"]),
+    ("cannot be trained together", ["--lrs", "1,2", "--executor", "batched", "model.dropout=0.1"]),
     ("how it grows with width", ["--widths", "16,32", "model.ffn_width=64"]),
 ]
 
@@ -223,6 +224,12 @@ MISTAKES = [
 def test_mistakes_are_told_before_anything_is_written(capsys, yaml, words, flags):
     code, _, _, err = sweep(capsys, yaml, *flags, "--out", "out")
     assert code == 2 and words in err and not Path("out").exists()
+
+
+def test_a_missing_ray_is_told_before_anything_is_written(capsys, yaml, monkeypatch):
+    monkeypatch.setitem(sys.modules, "ray", None)
+    code, _, _, err = sweep(capsys, yaml, "--lrs", "1,2", "--executor", "ray", "--out", "out")
+    assert code == 3 and "Ray" in err and not Path("out").exists()
 
 
 @pytest.mark.parametrize("key", ["train.steps=7", "batch.micro=3", "mup.base_width=8", "model.bias=false"])
