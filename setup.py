@@ -21,7 +21,7 @@ setup(
     long_description_content_type="text/markdown",
     python_requires=">=3.8",
     packages=find_packages(include=["ipu_lean", "ipu_lean.*"]),
-    package_data={"ipu_lean": ["**/*.json"]},
+    package_data={"ipu_lean": ["**/*.json", "**/*.c"]},
     install_requires=[
         "numpy>=1.21",
         "torch>=2.0.1",

@@ -14,11 +14,12 @@ from ipu_lean import _compat
 from ipu_lean.errors import ConfigError
 from ipu_lean.optim import any_precision_options as options
 from ipu_lean.optim import any_precision_published as published
+from ipu_lean.optim import native
 from ipu_lean.optim.any_precision_buffers import Stretch, begins_of, stretches
 from ipu_lean.optim.any_precision_walk import Walk
 
 COMPILE_FROM = 1 << 21
-"""Elements from which compiling pays: it takes seconds once, and saves some 5 ms a step for each million elements."""
+"""Elements from which compiling pays: it takes seconds once, and saves a few milliseconds a step for each million elements."""
 
 
 class AnyPrecisionAdamW(torch.optim.Optimizer):
@@ -167,24 +168,24 @@ class AnyPrecisionAdamW(torch.optim.Optimizer):
             runs.setdefault(step.item() + 1, []).append((begin, gradient))
         if not runs:
             return
-        walk = Walk(group, stretch, self._compiles(stretch))
+        walk = Walk(group, stretch, self._compiles(group, stretch))
         for step, pieces in runs.items():
             for block in stretch.blocks(pieces, walk.longest):
                 walk.update(block, step)
         stretch.finish()
         torch._foreach_add_(steps, 1)
 
-    def _compiles(self, stretch: Stretch) -> bool:
-        """Whether this stretch is updated by compiled code."""
-        if self.compiled is False:
+    def _compiles(self, group: Dict[str, Any], stretch: Stretch) -> bool:
+        """Whether this stretch is updated by compiled code: in C where that suits, else by torch.compile."""
+        total = sum(other.size for part in self._plan or [] for other in part)
+        if self.compiled is False or (self.compiled is None and total < COMPILE_FROM):
             return False
+        if native.usable(stretch.device, stretch.dtype, stretch.kinds, group["maximize"]):
+            return True
         problem = _compat.why_not_compiled(stretch.device.type)
         if self.compiled and problem is not None:
             raise ConfigError(f"the optimizer cannot be compiled: {problem}", key="compiled", suggestion="leave it out")
-        if problem is not None:
-            return False
-        total = sum(other.size for part in self._plan or [] for other in part)
-        return bool(self.compiled) or total >= COMPILE_FROM
+        return problem is None
 
 
 def _copied(value: Any, parameter: torch.Tensor) -> Any:

@@ -9,6 +9,7 @@ from typing import Any, Dict, Optional, Set, Tuple
 import torch
 
 from ipu_lean.optim import any_precision_rules as rules
+from ipu_lean.optim import native
 from ipu_lean.optim.any_precision_buffers import Block, Stretch, bare
 from ipu_lean.optim.any_precision_options import summation_of
 
@@ -31,6 +32,8 @@ class Walk:
         self.plain = self.summation == "none" and {stretch.dtype, *stretch.kinds.values(), *gradients} == {self.wide}
         # Compilers drop fp16's rounding inside the Kahan step; bf16's is done by hand.
         self.compiled = compiled and not self.plain and stretch.dtype != torch.float16
+        self.native = self.compiled and gradients <= {torch.bfloat16}
+        self.native = self.native and native.usable(stretch.device, stretch.dtype, stretch.kinds, group["maximize"])
         longest = GPU_BLOCK if stretch.device.type == "cuda" else COMPILED_BLOCK if self.compiled else EAGER_BLOCK
         self.longest = min(longest, stretch.size)
         self.draws = self.noisy or self.summation == "stochastic"
@@ -48,9 +51,10 @@ class Walk:
         if self.draws:
             words = rules.noise_key(self.group["seed"], int(step), self.stretch.position + begin)
             key = torch.tensor(words, dtype=torch.int32, device=self.stretch.device)
-            index = bare(self.stretch.index(self.longest), 0, end - begin)
+            index = None if self.native else bare(self.stretch.index(self.longest), 0, end - begin)
         rest = (self._numbers(step), index, key, self.summation, self.noisy, self.group["maximize"])
-        rule = self._compiled_rule(gradient.dtype) if self.compiled and end - begin >= SHORT else rules.update
+        fast = self.compiled and (self.native or end - begin >= SHORT)
+        rule = self._compiled_rule(gradient.dtype) if fast else rules.update
         if rule is not None:
             rule(w, gradient, m, v, *kept, *rest)
         else:
@@ -71,6 +75,8 @@ class Walk:
 
     def _compiled_rule(self, gradient: torch.dtype) -> Optional[rules.Rule]:
         """What updates blocks with gradients of this type; None if it is yet to be compiled."""
+        if gradient not in self._rules and self.native:
+            self._rules[gradient] = native.rule()
         if gradient not in self._rules:
             signature = self._signature(gradient)
             if signature in _failed:

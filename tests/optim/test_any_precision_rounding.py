@@ -113,8 +113,10 @@ def test_gains_of_a_norm_move(summation):
 
 
 def test_stochastic_rounding_is_unbiased():
-    """Mean of 1e5 roundings of a value a third between two neighbours, within four standard errors; other values likewise."""
-    for value in (1 + 2**-7 / 3, -(1 + 2**-7 / 3), 3e-5, 1e-30):
+    """Mean of 1e5 roundings of a value a third between two neighbours, within four standard errors; just above a power of two,
+    where the neighbours below lie closer, and elsewhere likewise.
+    """
+    for value in (1 + 2**-7 / 3, 1 + 2**-7 / 50, 1 - 2**-8 / 50, -(1 + 2**-7 / 3), 3e-5, 1e-30):
         truth = float(torch.tensor(value, dtype=torch.float32))
         parameter = nn.Parameter(torch.zeros(COUNT, dtype=BF16))
         optimizer = build(parameter, lr=abs(truth), betas=(0.0, 0.0), eps=0.0, summation="stochastic")

@@ -200,34 +200,3 @@ def test_bytes_of_each_parameter():
         tensors = [*params, *(value for entry in optimizer.state.values() for value in entry.values() if value.dim())]
         held = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in tensors}
         assert sum(held.values()) == wanted * count
-
-
-@pytest.mark.skipif(_compat.why_not_compiled("cpu") is not None, reason=str(_compat.why_not_compiled("cpu")))
-@pytest.mark.parametrize("summation", ["kahan", "split", "stochastic"])
-def test_compiled_and_eager_round_alike(summation):
-    """Both arrangements of blocks, over steps and rates that change: one compilation."""
-    shapes = ((200, 300), (40001,), (7,), (64,), (64,), (33, 5))
-    one, two = parameters(BF16, shapes), parameters(BF16, shapes)
-    options = {"betas": (0.9, 0.95), "momentum_dtype": BF16, "summation": summation, "weight_decay": 0.1}
-    fast = AnyPrecisionAdamW(one, compiled=True, **options)
-    slow = AnyPrecisionAdamW(two, compiled=False, **options)
-    torch._dynamo.utils.counters.clear()
-    for step in range(6):
-        for optimizer in (fast, slow):
-            optimizer.param_groups[0]["lr"] = 1e-3 / (1 + step)
-        run(fast, one, 1, start=step)
-        run(slow, two, 1, start=step)
-    for a, b in zip(one, two):
-        equal = float((a == b).float().mean())
-        assert equal > 0.999 and (a.float() - b.float()).abs().max() <= 2**-7
-    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] <= 1
-
-
-def test_without_a_compiler(monkeypatch):
-    monkeypatch.setattr(_compat, "why_not_compiled", lambda device_type: "there is no C++ compiler")
-    with pytest.raises(ConfigError, match="there is no C.. compiler"):
-        params = parameters(BF16)
-        run(AnyPrecisionAdamW(params, betas=(0.9, 0.95), compiled=True), params, 1)
-    params = parameters(BF16)
-    run(AnyPrecisionAdamW(params, betas=(0.9, 0.95)), params, 1)
-    assert not torch.equal(params[0], parameters(BF16)[0])

@@ -1,0 +1,159 @@
+/* AdamW on bf16 weights, gradients and moments in one pass: the rules of any_precision_rules.py, with the same roundings.
+ *
+ * Each rule is written once, in terms of W lanes: 16 with AVX-512 and its bf16 instructions, else 1, which compilers vectorise.
+ * Compile with -ffp-contract=off: PyTorch's eager code rounds every product, and the two are compared bit by bit.
+ */
+#include <math.h>
+#include <stdint.h>
+#include <string.h>
+
+#if defined(__AVX512F__) && defined(__AVX512BW__) && defined(__AVX512VL__) && defined(__AVX512BF16__)
+#include <immintrin.h>
+#define W 16
+typedef __m512 F;
+typedef __m512i I;
+static inline F set(float x) { return _mm512_set1_ps(x); }
+static inline F add(F a, F b) { return _mm512_add_ps(a, b); }
+static inline F sub(F a, F b) { return _mm512_sub_ps(a, b); }
+static inline F mul(F a, F b) { return _mm512_mul_ps(a, b); }
+static inline F divide(F a, F b) { return _mm512_div_ps(a, b); }
+static inline F root(F a) { return _mm512_sqrt_ps(a); }
+static inline I bits(F a) { return _mm512_castps_si512(a); }
+static inline F floats(I a) { return _mm512_castsi512_ps(a); }
+static inline I iset(uint32_t x) { return _mm512_set1_epi32((int)x); }
+static inline I iadd(I a, I b) { return _mm512_add_epi32(a, b); }
+static inline I isub(I a, I b) { return _mm512_sub_epi32(a, b); }
+static inline I iand(I a, I b) { return _mm512_and_si512(a, b); }
+static inline I ixor(I a, I b) { return _mm512_xor_si512(a, b); }
+static inline I imul(I a, I b) { return _mm512_mullo_epi32(a, b); }
+#define SHR(a, k) _mm512_srli_epi32(a, k)
+#define SHL(a, k) _mm512_slli_epi32(a, k)
+static inline I lanes(uint32_t first) {
+    return iadd(iset(first), _mm512_set_epi32(15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0));
+}
+static inline F load(const uint16_t *p) { return floats(SHL(_mm512_cvtepu16_epi32(_mm256_loadu_si256((const void *)p)), 16)); }
+static inline void store_high(uint16_t *p, I a) { _mm256_storeu_si256((void *)p, _mm512_cvtepi32_epi16(SHR(a, 16))); }
+static inline void store(uint16_t *p, F a) { _mm256_storeu_si256((void *)p, (__m256i)_mm512_cvtneps_pbh(a)); }
+static inline F rounded(F a) { return floats(SHL(_mm512_cvtepu16_epi32((__m256i)_mm512_cvtneps_pbh(a)), 16)); }
+static inline I load_byte(const uint8_t *p) { return _mm512_cvtepu8_epi32(_mm_loadu_si128((const void *)p)); }
+static inline void store_byte(uint8_t *p, I a) { _mm_storeu_si128((void *)p, _mm512_cvtepi32_epi8(a)); }
+#else
+#define W 1
+typedef float F;
+typedef uint32_t I;
+static inline F set(float x) { return x; }
+static inline F add(F a, F b) { return a + b; }
+static inline F sub(F a, F b) { return a - b; }
+static inline F mul(F a, F b) { return a * b; }
+static inline F divide(F a, F b) { return a / b; }
+static inline F root(F a) { return sqrtf(a); }
+static inline I bits(F a) { I b; memcpy(&b, &a, 4); return b; }
+static inline F floats(I a) { F b; memcpy(&b, &a, 4); return b; }
+static inline I iset(uint32_t x) { return x; }
+static inline I iadd(I a, I b) { return a + b; }
+static inline I isub(I a, I b) { return a - b; }
+static inline I iand(I a, I b) { return a & b; }
+static inline I ixor(I a, I b) { return a ^ b; }
+static inline I imul(I a, I b) { return a * b; }
+#define SHR(a, k) ((a) >> (k))
+#define SHL(a, k) ((a) << (k))
+static inline I lanes(uint32_t first) { return first; }
+static inline I nearest(F a) { I b = bits(a); return b + 0x7fff + ((b >> 16) & 1); }
+static inline F load(const uint16_t *p) { return floats((I)*p << 16); }
+static inline void store_high(uint16_t *p, I a) { *p = (uint16_t)(a >> 16); }
+static inline void store(uint16_t *p, F a) { store_high(p, nearest(a)); }
+static inline F rounded(F a) { return floats(nearest(a) & 0xffff0000u); }
+static inline I load_byte(const uint8_t *p) { return *p; }
+static inline void store_byte(uint8_t *p, I a) { *p = (uint8_t)a; }
+#endif
+
+enum { NONE, KAHAN, SPLIT, STOCHASTIC };
+
+typedef struct { const float *s; uint32_t key0, key1; } Setting;
+
+static inline I random_bits(uint32_t place, Setting t) {
+    I x = iadd(lanes(place), iset(t.key0));
+    x = ixor(x, SHR(x, 16));
+    x = ixor(imul(x, iset(0x7feb352du)), iset(t.key1));
+    x = ixor(x, SHR(x, 15));
+    x = imul(x, iset(0x846ca68bu));
+    return ixor(x, SHR(x, 16));
+}
+
+/* W elements. `kept`: compensation or nothing; `lower`, `lowest`: of split; `place`: of the first among those that share a key. */
+static inline __attribute__((always_inline)) void rule(
+    int kind, int noisy, uint16_t *restrict w, const uint16_t *restrict g, uint16_t *restrict m, uint16_t *restrict v,
+    uint16_t *restrict kept, uint8_t *restrict lower, uint8_t *restrict lowest, uint32_t place, Setting t)
+{
+    const float *s = t.s;
+    F gw = load(g), mw = load(m), vw = load(v), old = load(w), d;
+    I chance = (noisy || kind == STOCHASTIC) ? random_bits(place, t) : iset(0);
+    mw = add(mw, mul(sub(gw, mw), set(s[0])));
+    vw = add(mul(vw, set(s[1])), mul(mul(gw, set(s[2])), gw));
+    d = divide(mul(mw, set(s[5])), add(root(vw), set(s[3])));
+    if (kind == KAHAN) {
+        F u = add(load(kept), sub(d, mul(old, set(s[4])))), now = rounded(add(old, u));
+        store_high(w, bits(now));
+        store(kept, mul(add(u, sub(old, now)), set(s[7])));
+    } else if (kind == SPLIT) {
+        I left = isub(iadd(SHL(load_byte(lower), 8), load_byte(lowest)), iset(0x8000)), whole, high;
+        old = floats(iadd(bits(old), left));
+        whole = bits(add(mul(old, set(s[6])), d));
+        high = iand(iadd(whole, iset(0x8000)), iset(0xffff0000u));
+        left = iadd(isub(whole, high), iset(0x8000));
+        store_high(w, high);
+        store_byte(lower, SHR(left, 8));
+        store_byte(lowest, iand(left, iset(0xff)));
+    } else {
+        F now = add(mul(old, set(s[6])), d);
+        if (kind == STOCHASTIC) store_high(w, iadd(bits(now), iand(chance, iset(0xffff))));
+        else store(w, now);
+    }
+    store(m, mw);
+    if (noisy) store_high(v, iadd(bits(vw), SHR(chance, 16)));
+    else store(v, vw);
+}
+
+static inline __attribute__((always_inline)) void walk(
+    int kind, int noisy, int64_t n, uint16_t *w, const uint16_t *g, uint16_t *m, uint16_t *v, void *kept, uint8_t *lowest,
+    uint32_t place, Setting t)
+{
+    uint16_t *c = kind == KAHAN ? kept : 0;
+    uint8_t *a = kind == SPLIT ? kept : 0, *b = kind == SPLIT ? lowest : 0;
+    const float s[8] = {t.s[0], t.s[1], t.s[2], t.s[3], t.s[4], t.s[5], t.s[6], t.s[7]};
+    int64_t i = 0;
+    t.s = s;
+    for (; i + W <= n; i += W) rule(kind, noisy, w + i, g + i, m + i, v + i, c + i, a + i, b + i, place + (uint32_t)i, t);
+#if W > 1
+    if (i < n) { /* the rest, in memory that is long enough */
+        uint16_t x[5][W] = {{0}};
+        uint8_t y[2][W] = {{0}};
+        size_t rest = (size_t)(n - i), size = 2 * rest;
+        memcpy(x[0], w + i, size); memcpy(x[1], g + i, size); memcpy(x[2], m + i, size); memcpy(x[3], v + i, size);
+        if (c) memcpy(x[4], c + i, size);
+        if (a) { memcpy(y[0], a + i, rest); memcpy(y[1], b + i, rest); }
+        rule(kind, noisy, x[0], x[1], x[2], x[3], x[4], y[0], y[1], place + (uint32_t)i, t);
+        memcpy(w + i, x[0], size); memcpy(m + i, x[2], size); memcpy(v + i, x[3], size);
+        if (c) memcpy(c + i, x[4], size);
+        if (a) { memcpy(a + i, y[0], rest); memcpy(b + i, y[1], rest); }
+    }
+#endif
+}
+
+/* n elements; s: eight scalars; key: two words; place: of the first element among those that share the key. */
+void ipu_lean_adamw(
+    int kind, int noisy, int64_t n, uint16_t *w, const uint16_t *g, uint16_t *m, uint16_t *v, void *kept, uint8_t *lowest,
+    const float *s, uint32_t key0, uint32_t key1, uint32_t place)
+{
+    Setting t = {s, key0, key1};
+    switch (2 * kind + (noisy != 0)) {
+    case 2 * NONE: walk(NONE, 0, n, w, g, m, v, kept, lowest, place, t); break;
+    case 2 * NONE + 1: walk(NONE, 1, n, w, g, m, v, kept, lowest, place, t); break;
+    case 2 * KAHAN: walk(KAHAN, 0, n, w, g, m, v, kept, lowest, place, t); break;
+    case 2 * KAHAN + 1: walk(KAHAN, 1, n, w, g, m, v, kept, lowest, place, t); break;
+    case 2 * SPLIT: walk(SPLIT, 0, n, w, g, m, v, kept, lowest, place, t); break;
+    case 2 * SPLIT + 1: walk(SPLIT, 1, n, w, g, m, v, kept, lowest, place, t); break;
+    case 2 * STOCHASTIC: walk(STOCHASTIC, 0, n, w, g, m, v, kept, lowest, place, t); break;
+    default: walk(STOCHASTIC, 1, n, w, g, m, v, kept, lowest, place, t);
+    }
+}
