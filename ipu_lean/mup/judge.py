@@ -233,7 +233,7 @@ def growth(figures: Figures) -> float:
 
 # --- depth ---
 
-BRANCHES = 0.2
+BRANCHES = 0.3
 
 
 def find_depth(figures: Figures) -> List[Finding]:

@@ -1,6 +1,7 @@
 """Prints the figures behind the thresholds: for sound and for broken networks, by how much each question is missed.
 
     python -m tests.sweep.coord.evidence [--seeds 10] [--faults] [--only residual]
+    python -m tests.sweep.coord.evidence --depth
 
 Sound networks: the worst over all seeds, one seed a check, at two learning rates, and the least that the standard parametrisation
 grows. Broken ones (`--faults`): one line each, at learning rate 0.01.
@@ -14,11 +15,11 @@ import torch
 
 from ipu_lean.mup.diagnosis import diagnose
 from ipu_lean.mup.figures import Figures
-from ipu_lean.mup.judge import find, growth, judge
+from ipu_lean.mup.judge import find, find_depth, growth, judge
 from ipu_lean.mup.verdict import overall
 from ipu_lean.sweep.coord.capture import measure
 from ipu_lean.sweep.coord.rig import standard
-from tests.sweep.coord.architectures import ALL, STEPS, WIDTHS, Architecture
+from tests.sweep.coord.architectures import ALL, RESIDUAL, REVERSIBLE_TIED, STEPS, WIDTHS, Architecture
 from tests.sweep.coord.faults import FAULTS
 
 QUESTIONS = ("updates", "vectors", "init", "scores", "readout", "values", "changes", "decay")
@@ -59,13 +60,31 @@ def sound(architecture: Architecture, lr: float, seeds: int) -> str:
     return line(f"{architecture.name}, lr {lr:g}", worst, f"standard {contrast:+.2f}; {told}")
 
 
+def depth() -> None:
+    """What branches add at the start, and the changes of their sum: with CompleteP's multiplier and without, one seed."""
+    for architecture in (RESIDUAL, REVERSIBLE_TIED):
+        for lr in (3e-3, 1e-2):
+            for rule in ("completep", "none"):
+                rig = architecture.rig(lr, axis="depth", mup={"depth_rule": rule})
+                figures = measure(rig, (2, 4, 8, 16), STEPS, 1, signatures=False)
+                found = [row for row in find_depth(figures) if row.slope is not None]
+                branches = [row.slope for row in found if row.question == "branches"]
+                changes = max(row.slope for row in found if row.question == "depth")
+                told = f"branches {min(branches):+.2f} to {max(branches):+.2f}, sum at most {changes:+.2f}"
+                print(f"{architecture.name}, lr {lr:g}, {rule}: {told}", flush=True)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seeds", type=int, default=10)
     parser.add_argument("--faults", action="store_true")
     parser.add_argument("--only", help="one architecture")
+    parser.add_argument("--depth", action="store_true")
     given = parser.parse_args()
     torch.set_num_threads(1)
+    if given.depth:
+        depth()
+        return
     print(f"{'':<46}" + "".join(f"{key:>9}" for key in QUESTIONS))
     for architecture in ALL:
         if given.only not in (None, architecture.name):
