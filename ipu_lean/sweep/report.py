@@ -6,7 +6,7 @@ import csv
 import io
 import math
 from pathlib import Path
-from typing import Any, Dict, List, Mapping, Sequence
+from typing import Any, Dict, List, Mapping, Sequence, Tuple
 
 from ipu_lean.mup.transfer import Optimum
 from ipu_lean.sweep.grid import Trial, lr_text
@@ -69,8 +69,13 @@ def _loss_text(loss: Any) -> str:
 
 
 # -- the plots ---------------------------------------------------------------------------------------------------------
+MOST_PANELS = 24
+"""Groups that are drawn; the table has all of them."""
+
+
 def plot_transfer(groups: Sequence[Group], path: Path, title: str) -> None:
     """Loss against log2 lr, a curve a size with its minimum marked; parametrisations side by side, cells below each other."""
+    title, groups = _drawn(title, groups)
     columns = list(dict.fromkeys(group.parametrization for group in groups))
     cells = list(dict.fromkeys((group.axis, repr(group.cell)) for group in groups))
     figure, panels = _figure(len(cells), len(columns), title)
@@ -103,13 +108,15 @@ def _curves(axes: Any, group: Group) -> None:
     axes.set_xlabel("log2 learning rate")
     axes.set_ylabel("training loss at the end (nats per token)")
     axes.grid(True, alpha=0.3)
-    axes.legend(fontsize=7)
+    if group.optima:
+        axes.legend(fontsize=7)
 
 
 def plot_steps(
     groups: Sequence[Group], trials: Sequence[Trial], results: Mapping[str, TrialResult], path: Path, title: str
 ) -> None:
     """Loss against updates at each size's best learning rate (mean over seeds, smoothed): is bigger better all along?"""
+    title, groups = _drawn(title, groups)
     figure, panels = _figure(1, len(groups), title)
     for group, axes in zip(groups, panels[0]):
         for one, colour in zip(group.optima, _colours(len(group.optima))):
@@ -122,8 +129,15 @@ def plot_steps(
         axes.set_xlabel("weight updates")
         axes.set_ylabel("training loss (nats per token)")
         axes.grid(True, alpha=0.3)
-        axes.legend(fontsize=7)
+        if axes.lines:
+            axes.legend(fontsize=7)
     figure.savefig(str(path))
+
+
+def _drawn(title: str, groups: Sequence[Group]) -> Tuple[str, Sequence[Group]]:
+    if len(groups) <= MOST_PANELS:
+        return title, groups
+    return f"{title} (the first {MOST_PANELS} of {len(groups)} groups)", groups[:MOST_PANELS]
 
 
 def _belongs(trial: Trial, group: Group, one: Optimum) -> bool:
