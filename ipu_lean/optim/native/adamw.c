@@ -1,7 +1,7 @@
-/* AdamW on bf16 weights, gradients and moments in one pass: the rules of any_precision_rules.py, with the same roundings.
+/* AdamW on bf16 weights, gradients and moments in one pass: the rules of any_precision_rules.py, with the same roundings up to fused products.
  *
  * Each rule is written once, in terms of W lanes: 16 with AVX-512 and its bf16 instructions, else 1, which compilers vectorise.
- * Compile with -ffp-contract=off: PyTorch's eager code rounds every product, and the two are compared bit by bit.
+ * Compile with -ffp-contract=off: products and sums are fused only where it says so, and only with AVX-512.
  */
 #include <math.h>
 #include <stdint.h>
@@ -16,6 +16,7 @@ static inline F set(float x) { return _mm512_set1_ps(x); }
 static inline F add(F a, F b) { return _mm512_add_ps(a, b); }
 static inline F sub(F a, F b) { return _mm512_sub_ps(a, b); }
 static inline F mul(F a, F b) { return _mm512_mul_ps(a, b); }
+static inline F muladd(F a, F b, F c) { return _mm512_fmadd_ps(a, b, c); }
 static inline F divide(F a, F b) { return _mm512_div_ps(a, b); }
 static inline F root(F a) { return _mm512_sqrt_ps(a); }
 static inline I bits(F a) { return _mm512_castps_si512(a); }
@@ -45,6 +46,7 @@ static inline F set(float x) { return x; }
 static inline F add(F a, F b) { return a + b; }
 static inline F sub(F a, F b) { return a - b; }
 static inline F mul(F a, F b) { return a * b; }
+static inline F muladd(F a, F b, F c) { return a * b + c; }
 static inline F divide(F a, F b) { return a / b; }
 static inline F root(F a) { return sqrtf(a); }
 static inline I bits(F a) { I b; memcpy(&b, &a, 4); return b; }
@@ -88,24 +90,24 @@ static inline __attribute__((always_inline)) void rule(
     const float *s = t.s;
     F gw = load(g), mw = load(m), vw = load(v), old = load(w), d;
     I chance = (noisy || kind == STOCHASTIC) ? random_bits(place, t) : iset(0);
-    mw = add(mw, mul(sub(gw, mw), set(s[0])));
-    vw = add(mul(vw, set(s[1])), mul(mul(gw, set(s[2])), gw));
+    mw = muladd(sub(gw, mw), set(s[0]), mw);
+    vw = muladd(vw, set(s[1]), mul(mul(gw, set(s[2])), gw));
     d = divide(mul(mw, set(s[5])), add(root(vw), set(s[3])));
     if (kind == KAHAN) {
-        F u = add(load(kept), sub(d, mul(old, set(s[4])))), now = rounded(add(old, u));
-        store_high(w, bits(now));
-        store(kept, mul(add(u, sub(old, now)), set(s[7])));
+        F u = add(load(kept), muladd(old, set(-s[4]), d)), sum = add(old, u);
+        store(w, sum);
+        store(kept, mul(add(u, sub(old, rounded(sum))), set(s[7])));
     } else if (kind == SPLIT) {
         I left = isub(iadd(SHL(load_byte(lower), 8), load_byte(lowest)), iset(0x8000)), whole, high;
         old = floats(iadd(bits(old), left));
-        whole = bits(add(mul(old, set(s[6])), d));
+        whole = bits(muladd(old, set(s[6]), d));
         high = iand(iadd(whole, iset(0x8000)), iset(0xffff0000u));
         left = iadd(isub(whole, high), iset(0x8000));
         store_high(w, high);
         store_byte(lower, SHR(left, 8));
         store_byte(lowest, iand(left, iset(0xff)));
     } else {
-        F now = add(mul(old, set(s[6])), d);
+        F now = muladd(old, set(s[6]), d);
         if (kind == STOCHASTIC) store_high(w, iadd(bits(now), iand(chance, iset(0xffff))));
         else store(w, now);
     }
