@@ -7,6 +7,9 @@ ones are gathered block by block into scratch memory that stays in cache.
 """
 from __future__ import annotations
 
+import contextlib
+import ctypes
+import sys
 from typing import Any, Callable, Container, Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple
 
 import torch
@@ -15,6 +18,7 @@ from ipu_lean.errors import ConfigError
 
 ALIGN = 32  # elements: 64 bytes of a 16-bit type, so that every parameter begins at a cache line
 KEPT = ("compensation", "lower", "lowest")  # what a weight of few bits leaves over
+LARGE, PAGE, MADV_HUGEPAGE = 1 << 23, 1 << 12, 14  # bytes, bytes, <linux/mman.h>
 SMALL = 1 << 15  # elements; gradients below are gathered
 
 
@@ -54,7 +58,7 @@ class Stretch:
         self.weights = common_buffer(self.parameters, self.begins)
         if self.weights is not None:
             return
-        self.weights = torch.zeros(self.size, dtype=self.dtype, device=self.device)
+        self.weights = _zeros(self.size, self.dtype, self.device)
         for parameter, begin in zip(self.parameters, self.begins):
             view = self.weights[begin : begin + parameter.numel()].view(parameter.shape)
             view.copy_(parameter.detach())
@@ -82,7 +86,7 @@ class Stretch:
             return
         _check_kept(state, self.kinds)
         if not self.states:
-            self.states = {key: torch.zeros(self.size, dtype=kind, device=self.device) for key, kind in self.kinds.items()}
+            self.states = {key: _zeros(self.size, kind, self.device) for key, kind in self.kinds.items()}
         parameter, begin = self.parameters[place], self.begins[place]
         state.setdefault("step", torch.tensor(0.0))
         self._adopted[place] = []
@@ -172,6 +176,18 @@ class Stretch:
         if self._copy is not None:
             self.parameters[0].copy_(self._copy)
             self._copy = None
+
+
+def _zeros(size: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """A buffer of zeros; large ones in pages of 2 MiB where Linux gives them to those who ask (before the first touch)."""
+    buffer = torch.empty(size, dtype=dtype, device=device)
+    length = size * buffer.element_size()
+    if device.type == "cpu" and sys.platform == "linux" and length >= LARGE:
+        begin = -(-buffer.data_ptr() // PAGE) * PAGE
+        length = (buffer.data_ptr() + length - begin) // PAGE * PAGE
+        with contextlib.suppress(OSError, AttributeError):
+            ctypes.CDLL(None).madvise(ctypes.c_void_p(begin), ctypes.c_size_t(length), MADV_HUGEPAGE)
+    return buffer.zero_()
 
 
 def _check_kept(state: Dict[str, Any], kinds: Dict[str, torch.dtype]) -> None:
