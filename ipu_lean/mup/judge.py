@@ -26,7 +26,7 @@ INIT = 0.2
 SCORES = 0.2
 READOUT = 0.1
 VALUES = 0.3
-UPDATES, VECTOR_UPDATES = 0.05, 0.3
+UPDATES, VECTOR_UPDATES, LATE_UPDATES = 0.05, 0.3, 0.5
 RATES = 0.05
 DECAY = 0.05
 GROWTH, SURE_GROWTH, SHRINKAGE = 0.20, 0.40, -0.35
@@ -66,8 +66,9 @@ class Finding:
 def find(figures: Figures) -> List[Finding]:
     """Every slope over width that muP says something about."""
     found: List[Finding] = []
+    steps = sorted(row.first_step for row in figures.tensors)
     for name, rows in grouped(figures.tensors, lambda row: row.name).items():
-        found += _of_tensor(name, rows, figures.family)
+        found += _of_tensor(name, rows, figures.family, steps[len(steps) // 2])
     found += _of_signature(figures)
     for module, rows in grouped(figures.coordinates, lambda row: row.module).items():
         found += _of_module(module, rows, figures.steps())
@@ -95,13 +96,17 @@ def axes(rows: Sequence[TensorFigure]) -> Sequence[int]:
     return range(len(rows[0].shape))
 
 
-def _of_tensor(name: str, rows: Sequence[TensorFigure], family: str) -> List[Finding]:
+def _of_tensor(name: str, rows: Sequence[TensorFigure], family: str, usual: int) -> List[Finding]:
     kind = kind_of(rows)
     power = axis_power(rows, -1) if kind == "hidden" else 0.0
     built = slope_of(rows, lambda row: row.rate_built)
     if family == "adam":
         moved = slope_of(rows, lambda row: row.first)
         tolerance = VECTOR_UPDATES if kind == "vector" else UPDATES
+        if rows[0].first_step > usual:
+            # Its gradient came through a matrix that had made one step from zero (keys, through queries), so it is so small that
+            # even a good eps takes part of the update.
+            tolerance = LATE_UPDATES
         update = Finding("updates", name, kind, moved, -power, tolerance, rows[0].first_step)
     else:
         # SGD's updates are as large as gradients, and those of a start with zeros vanish with the width where muP allows them to.

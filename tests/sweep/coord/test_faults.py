@@ -56,6 +56,12 @@ def test_a_sound_network_passes(architecture: Architecture, lr: float) -> None:
     assert diagnose(figures) == []
 
 
+def test_a_small_rate_makes_small_gradients_of_keys_and_no_fault() -> None:
+    figures = measure(RESIDUAL.rig(3e-4), WIDTHS, 4, 1)
+    assert {verdict.name: verdict.status for verdict in judge(figures)}["update sizes"] == PASS
+    assert diagnose(figures) == []
+
+
 @pytest.mark.parametrize("seed", [1, 2])
 @pytest.mark.parametrize("architecture", THREE, ids=lambda found: found.name)
 def test_no_single_seed_rejects_a_sound_network(architecture: Architecture, seed: int) -> None:
