@@ -97,10 +97,10 @@ def variants() -> Dict[str, Callable[[Any], Step]]:
     """What is timed, by name; peers that are missing are left out with a warning."""
     found: Dict[str, Callable[[Any], Step]] = {
         "floor": moving_bytes,
-        "kahan": ours("kahan"),
-        "split": ours("split"),
-        "stochastic": ours("stochastic"),
         "none": ours("none"),
+        "stochastic": ours("stochastic"),
+        "split": ours("split"),
+        "kahan": ours("kahan"),
         "kahan, no compiler": ours("kahan", compiled=False),
         "torchdistx": torchdistx,
         "torch fused": torch_fused,

@@ -18,8 +18,8 @@ from ipu_lean.optim import native
 from ipu_lean.optim.any_precision_buffers import Stretch, begins_of, stretches
 from ipu_lean.optim.any_precision_walk import Walk
 
-COMPILE_FROM = 1 << 21
-"""Elements from which compiling pays: it takes seconds once, and saves a few milliseconds a step for each million elements."""
+C_FROM, COMPILE_FROM = 1 << 17, 1 << 21
+"""Elements from which compiling pays, in C (a second, once a machine) and by torch.compile (some seconds in each process)."""
 
 
 class AnyPrecisionAdamW(torch.optim.Optimizer):
@@ -177,11 +177,15 @@ class AnyPrecisionAdamW(torch.optim.Optimizer):
 
     def _compiles(self, group: Dict[str, Any], stretch: Stretch) -> bool:
         """Whether this stretch is updated by compiled code: in C where that suits, else by torch.compile."""
-        total = sum(other.size for part in self._plan or [] for other in part)
-        if self.compiled is False or (self.compiled is None and total < COMPILE_FROM):
+        if self.compiled is False:
             return False
-        if native.usable(stretch.device, stretch.dtype, stretch.kinds, group["maximize"]):
+        total = sum(other.size for part in self._plan or [] for other in part)
+        if (self.compiled or total >= C_FROM) and native.usable(
+            stretch.device, stretch.dtype, stretch.kinds, group["maximize"]
+        ):
             return True
+        if self.compiled is None and total < COMPILE_FROM:
+            return False
         problem = _compat.why_not_compiled(stretch.device.type)
         if self.compiled and problem is not None:
             raise ConfigError(f"the optimizer cannot be compiled: {problem}", key="compiled", suggestion="leave it out")

@@ -13,7 +13,7 @@ from ipu_lean.optim import native
 from ipu_lean.optim.any_precision_buffers import Block, Stretch, bare
 from ipu_lean.optim.any_precision_options import summation_of
 
-EAGER_BLOCK = 1 << 14  # elements: the eager path's temporaries stay in the second-level cache
+EAGER_BLOCK = 1 << 16  # elements: the eager path's temporaries stay in cache
 COMPILED_BLOCK = 1 << 20
 GPU_BLOCK = 1 << 30
 SHORT = 64  # elements; blocks below run eagerly, because a compiler would make versions of their own for some lengths

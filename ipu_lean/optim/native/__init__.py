@@ -8,11 +8,13 @@ from __future__ import annotations
 import ctypes
 import functools
 import hashlib
+import logging
 import os
 import platform
 import shutil
 import subprocess
 import tempfile
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Callable, Mapping, Optional, Tuple
@@ -24,6 +26,7 @@ FLAGS = ("-O3", "-std=c99", "-fno-math-errno", "-fno-trapping-math", "-ffp-contr
 TUNED = ("-march=native", "-mprefer-vector-width=512"), ("-march=native",), ()
 """Tried in turn: not every compiler knows these."""
 KINDS = {"none": 0, "kahan": 1, "split": 2, "stochastic": 3}
+log = logging.getLogger(__name__)
 PART = 1 << 14  # elements a thread should have at least
 TIMEOUT = 120  # seconds for the compiler
 
@@ -76,7 +79,9 @@ def library() -> Tuple[Optional[Any], str]:
     target = cache_folder() / f"adamw-{mark}.so"
     try:
         if not target.is_file():
+            started = time.perf_counter()
             _build(cc, target)
+            log.info("compiled the optimizer's update with %s in %.1f s; kept as %s", cc, time.perf_counter() - started, target)
         function = ctypes.CDLL(str(target)).ipu_lean_adamw
     except (OSError, RuntimeError, subprocess.SubprocessError) as error:
         return None, str(error)
