@@ -28,7 +28,7 @@ from ipu_lean.sweep.directory import is_sweep
 
 MUP_DRIFT, STANDARD_DRIFT, SECONDS = 0.25, 0.75, 900.0
 CONFIG = Path(__file__).parents[1] / "configs" / "mutransfer.yaml"
-QUICK = ["train.steps=20", "sweep.widths=32..64", "sweep.lrs=2^-7..2^-5"]
+QUICK = ["train.steps=20", "schedule.warmup=2", "sweep.widths=32..64", "sweep.lrs=2^-7..2^-5"]
 
 
 def say(text: str) -> None:

@@ -12,6 +12,7 @@ from ipu_lean.data import expected_vocab
 from ipu_lean.errors import ConfigError, Interrupted, RunError, VerdictFailed
 from ipu_lean.models import build_meta
 from ipu_lean.mup.verdict import FAIL, INCONCLUSIVE
+from ipu_lean.optim import build_schedule
 from ipu_lean.sweep import judge, report
 from ipu_lean.sweep.directory import SweepDirectory, check_same_base
 from ipu_lean.sweep.grid import LR, SEED, Trial, expand
@@ -97,6 +98,7 @@ def check_trials(trials: Sequence[Trial], shapes: bool = True) -> None:
     first = trials[0].config
     require_device(first)
     check_precision(first)
+    build_schedule(first)
     seen = set()
     for trial in trials if shapes else ():
         shape = tuple((name, repr(value)) for name, value in trial.axes.items() if name not in ("lr", "seed"))

@@ -215,6 +215,7 @@ MISTAKES = [
     ("has begun", ["--lrs", "1,2", "--retry"]),
     ("did you mean `optimizer.lr`", ["--lrs", "1,2", "lr=3"]),
     ("muP needs a base", ["--widths", "16,32", "mup.base_width=null"]),
+    ("longer than the warm-up", ["--lrs", "1,2", "schedule.warmup=6"]),
     ("cannot be trained together", ["--lrs", "1,2", "--executor", "batched", "model.dropout=0.1"]),
     ("how it grows with width", ["--widths", "16,32", "model.ffn_width=64"]),
 ]
