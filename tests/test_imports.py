@@ -28,6 +28,7 @@ def loaded_by(code):
         "from ipu_lean.cli import main\nassert main(['config', 'schema']) == 0",
         "from ipu_lean.cli import main\nassert main(['config', 'show', 'mup: {base_width: 64}', '--changed']) == 0",
         "from ipu_lean.cli import main\nassert main(['train', 'model: {widht: 3}']) == 2",
+        "from ipu_lean.cli import main\nassert main(['plan', 'mup: {base_width: 64}', '--pod', '4']) == 0",
     ],
 )
 def test_nothing_heavy_is_loaded(code):

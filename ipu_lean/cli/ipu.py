@@ -1,4 +1,4 @@
-"""The commands of the IPU path: `check`, `compile`, `parity` and its two halves, without logic of their own."""
+"""The commands of the IPU path: `check`, `plan`, `compile`, `parity` and its two halves, without logic of their own."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any, Callable, Dict, Sequence
 from ipu_lean.errors import ConfigError, VerdictFailed
 
 Summary = Dict[str, Any]
-NAMES = ("check", "compile", "parity")
+NAMES = ("check", "plan", "compile", "parity")
 PAIRS = ("parity record", "parity compare")
 _DEVICES = ("cpu", "gpu", "ipu", "ipu-emulated")
 
@@ -20,6 +20,14 @@ def check(arguments: argparse.Namespace) -> Summary:
     from ipu_lean.ipu.check import run_check
 
     return print_verdict(lambda: run_check(load(arguments.config, arguments.overrides)))
+
+
+def plan(arguments: argparse.Namespace) -> Summary:
+    """Say what every IPU would hold, whether it fits, and what to change first."""
+    from ipu_lean.config import load
+    from ipu_lean.ipu.plan.commands import run_plan
+
+    return print_verdict(lambda: run_plan(load(arguments.config, arguments.overrides), arguments.pod, arguments.out))
 
 
 def compile_step(arguments: argparse.Namespace) -> Summary:
@@ -117,6 +125,9 @@ def _tolerances(given: Sequence[str]) -> Dict[str, float]:
 def add_commands(commands: Any, command: Callable[..., Any]) -> None:
     """Add this file's parsers; `command` is this room's way of adding one."""
     command(commands, "check", check, "config")
+    planning = command(commands, "plan", plan, "config")
+    planning.add_argument("--pod", type=int, metavar="N", help="IPUs of the machine: as many replicas as there is room for")
+    planning.add_argument("--out", metavar="DIR", help="keep table, picture and summary in this new directory")
     compiling = command(commands, "compile", compile_step, "config")
     compiling.add_argument("--offline", action="store_true", help="for IPUs that this machine does not have (needs the SDK)")
     both = command(commands, "parity", parity, "config")

@@ -1,0 +1,85 @@
+"""`plan`: will this configuration fit into the memory of its IPUs, and what is to be changed if not?"""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any, Dict, Optional
+
+from ipu_lean.config import Loaded, config_hash, dump_config
+from ipu_lean.errors import ConfigError, VerdictFailed
+from ipu_lean.ipu.plan.levers import first_lever
+from ipu_lean.ipu.plan.network import as_ipu, workload_of
+from ipu_lean.ipu.plan.plan import Plan, make_plan
+from ipu_lean.ipu.plan.plot import plot_plan
+from ipu_lean.ipu.plan.report import as_json, format_plan
+
+SCHEMA = 1
+
+
+def run_plan(loaded: Loaded, pod: Optional[int] = None, out: Optional[str] = None) -> Dict[str, Any]:
+    """The summary of `plan`.
+
+    Args:
+        pod: IPUs of the machine; None for batch.replicas. out: a new directory for config.yaml, plan.txt, plan.png, summary.json.
+    Raises:
+        VerdictFailed: an IPU would overflow; `summary` holds the rest.
+    """
+    directory = None if out is None else _new_directory(out)
+    config, notes = as_ipu(loaded.config)
+    plan = make_plan(workload_of(config, pod))
+    if pod is not None and plan.workload.replicas != config.batch.replicas:
+        notes.append(f"a POD{pod} has room for {plan.workload.replicas} replicas (batch.replicas is {config.batch.replicas})")
+    failed = plan.verdict == "no"
+    table = format_plan(plan, notes)
+    summary = {
+        "schema": SCHEMA,
+        "command": "plan",
+        "status": "ok",
+        "verdict": plan.verdict,
+        "exit_code": VerdictFailed.exit_code if failed else 0,
+        "device": loaded.config.device,
+        "config_hash": config_hash(loaded.config),
+        "metrics": as_json(plan, notes),
+        "artifacts": {},
+        "table": table,
+    }
+    if directory is not None:
+        _write(directory, plan, summary, dump_config(loaded.config))
+    if failed:
+        raise VerdictFailed(_refusal(plan), summary)
+    return summary
+
+
+def _refusal(plan: Plan) -> str:
+    assert plan.guilty is not None
+    before, after = (100 * share for share in plan.guilty.shares)
+    text = f"IPU {plan.guilty.ipu} would be {before:.0f} % full, {after:.0f} % with the temporaries of matrix products."
+    lever = first_lever(plan)
+    return text if lever is None else f"{text} First lever: {lever.lever} ({lever.keys})."
+
+
+def _new_directory(out: str) -> Path:
+    """`out`, made. ConfigError if it is a file or holds something."""
+    if os.path.isfile(out):
+        raise ConfigError(f"{out} is a file, and the output needs a directory", key="--out", suggestion="choose another name")
+    if os.path.isdir(out) and os.listdir(out):
+        raise ConfigError(f"the output directory {out} exists and is not empty", key="--out", suggestion="choose another")
+    try:
+        os.makedirs(out, exist_ok=True)
+    except (FileExistsError, NotADirectoryError) as error:
+        raise ConfigError(f"the output directory {out} cannot be made: {error.strerror}", key="--out") from error
+    return Path(out).absolute()
+
+
+def _write(directory: Path, plan: Plan, summary: Dict[str, Any], config_text: str) -> None:
+    """The summary last: where it is, everything is."""
+    artifacts = summary["artifacts"]
+    texts = {"config": ("config.yaml", config_text), "table": ("plan.txt", summary["table"] + "\n")}
+    for name, (file, text) in texts.items():
+        (directory / file).write_text(text, encoding="utf-8")
+        artifacts[name] = str(directory / file)
+    artifacts["plot"] = str(plot_plan(plan, directory / "plan.png"))
+    plain = {key: value for key, value in summary.items() if key != "table"}
+    (directory / "summary.json").write_text(json.dumps(plain, indent=2) + "\n", encoding="utf-8")

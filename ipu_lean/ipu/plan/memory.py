@@ -1,0 +1,151 @@
+"""Bytes on each stage and on each IPU."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Dict, List, Tuple
+
+from ipu_lean.ipu.plan.machine import MEMORY, verdict
+from ipu_lean.ipu.plan.pipeline import Stage, route
+from ipu_lean.ipu.plan.workload import Workload
+
+ITEMS = ("weights", "accumulators", "state", "stash", "live", "logits", "streams", "temporaries")
+"""What an IPU holds: weights; accumulated gradients; optimizer state on chip; micro-batches in flight; what one layer (or stage)
+computes again and needs for its gradients; logits with softmax and gradient; inputs from the host; temporaries of products."""
+_LABEL_BYTES = 4  # int32
+
+
+@dataclass(frozen=True)
+class StageMemory:
+    """One stage's bytes by item (temporaries belong to the IPU), and the parameters that stand on its IPU because of it."""
+
+    stage: Stage
+    parameters: int
+    items: Dict[str, int]
+
+
+@dataclass(frozen=True)
+class IpuMemory:
+    """One IPU's bytes by item; `offchip`: optimizer state that it keeps in streaming memory."""
+
+    ipu: int
+    layers: int
+    parameters: int
+    items: Dict[str, int]
+    offchip: int
+
+    @property
+    def before(self) -> int:
+        """Bytes before the temporaries of matrix products."""
+        return sum(self.items.values()) - self.items["temporaries"]
+
+    @property
+    def after(self) -> int:
+        """Bytes in all."""
+        return sum(self.items.values())
+
+    @property
+    def shares(self) -> Tuple[float, float]:
+        """`before` and `after` as shares of the IPU's memory."""
+        return self.before / MEMORY, self.after / MEMORY
+
+    @property
+    def verdict(self) -> str:
+        """fits, tight or no."""
+        return verdict(*self.shares)
+
+
+def boundary_bytes(workload: Workload) -> int:
+    """What passes from layer to layer, for one micro-batch."""
+    return workload.tokens * workload.network.boundary * workload.element
+
+
+def layer_bytes(workload: Workload) -> int:
+    """What one layer needs for its gradients: with 16 bits and the usual feed-forward, 34 d + 5 h s bytes a token (Korthikanti et
+    al. 2022), scores written out.
+    """
+    network, size = workload.network, workload.element
+    scores = network.heads * network.seq * (2 * size + 1)
+    return workload.tokens * (size * network.saved + network.masks + scores)
+
+
+def stage_memory(workload: Workload) -> List[StageMemory]:
+    """All stages in order."""
+    return [_stage(workload, stage) for stage in route(workload)]
+
+
+def ipu_memory(workload: Workload) -> List[IpuMemory]:
+    """All IPUs of a replica. Stages of one IPU follow each other, so of what is alive while they run, the largest counts."""
+    stages = stage_memory(workload)
+    found = []
+    for ipu in range(workload.ipus):
+        here = [row for row in stages if row.stage.ipu == ipu]
+        items = {name: sum(row.items[name] for row in here) for name in ITEMS[:-1]}
+        items["live"] = max((row.items["live"] for row in here), default=0)
+        items["temporaries"] = int(workload.proportion(ipu) * MEMORY)
+        parameters = sum(row.parameters for row in here)
+        offchip = _state(workload, parameters) if workload.state_offchip else 0
+        found.append(IpuMemory(ipu, sum(len(row.stage.layers) for row in here), parameters, items, offchip))
+    return found
+
+
+def _stage(workload: Workload, stage: Stage) -> StageMemory:
+    network, last = workload.network, len(workload.network.layers) - 1
+    parameters = sum(network.layers[number] for number in stage.layers)
+    parameters += network.embedding if stage.embeds else 0
+    parameters += network.norm if last in stage.layers else 0
+    parameters += network.head if stage.heads else 0
+    training = workload.training
+    items = {
+        "weights": parameters * workload.element,
+        "accumulators": parameters * workload.accumulator if training else 0,
+        "state": _state(workload, parameters) if training and not workload.state_offchip else 0,
+        "stash": _stash(workload, stage) if training else 0,
+        "live": _live(workload, stage, parameters) if training else 0,
+        "logits": _logits(workload) if stage.heads else 0,
+        "streams": _streams(workload, stage),
+    }
+    return StageMemory(stage, parameters, items)
+
+
+def _state(workload: Workload, parameters: int) -> int:
+    shares = workload.replicas if workload.state_sharded else 1
+    return -(-parameters * sum(workload.moments) // shares)
+
+
+def _kept(workload: Workload, stage: Stage) -> int:
+    """Boundaries that one micro-batch leaves in a stage: what enters it, and with checkpoints what leaves each block."""
+    if not stage.layers:
+        return 1 if stage.embeds or stage.heads else 0  # a table of positions needs nothing for its gradient
+    if workload.surrogate:
+        return 1  # both streams, which the walk back turns into their own inputs
+    blocks = -(-len(stage.layers) // workload.network.block)
+    return 1 + (blocks if workload.every_layer and workload.recomputed else 0)
+
+
+def _stash(workload: Workload, stage: Stage) -> int:
+    size = boundary_bytes(workload)
+    if stage.heads and not stage.layers:
+        size = workload.tokens * workload.network.hidden * workload.element
+    return size * _kept(workload, stage) * stage.depth
+
+
+def _live(workload: Workload, stage: Stage, parameters: int) -> int:
+    if not stage.layers:
+        return 0
+    if workload.surrogate:  # one block's derivative, and the gradients until the update
+        return layer_bytes(workload) * workload.network.block + parameters * workload.element
+    one_at_a_time = workload.every_layer and workload.recomputed
+    return layer_bytes(workload) * (workload.network.block if one_at_a_time else len(stage.layers))
+
+
+def _logits(workload: Workload) -> int:
+    alive = workload.labels if workload.logit_tokens is None else min(workload.logit_tokens, workload.labels)
+    each = workload.logit_bytes if workload.training else workload.element
+    return alive * workload.network.vocab * each
+
+
+def _streams(workload: Workload, stage: Stage) -> int:
+    """Inputs of the host: tokens stay until the embedding's gradient is taken, labels arrive where the loss is."""
+    tokens = workload.tokens * workload.network.input_bytes * max(1, stage.depth) if stage.embeds else 0
+    return tokens + (workload.labels * _LABEL_BYTES if stage.heads else 0)
