@@ -20,7 +20,7 @@ FILES = sorted(glob.glob(str(ROOT / "configs" / "*.yaml")))
 
 
 def test_the_configs_are_found():
-    wanted = {"quickstart.yaml", "tiny_cpu.yaml", "lean_gpt_medium.yaml", "cifar_mlp.yaml"}
+    wanted = {"quickstart.yaml", "tiny_cpu.yaml", "lean_gpt_medium.yaml", "cifar_mlp.yaml", *(name for name, _ in POD)}
     assert wanted <= {os.path.basename(path) for path in FILES}
 
 
@@ -58,6 +58,40 @@ def test_lean_gpt_medium_is_the_model_of_the_study():
     assert (model.depth, model.width, model.heads, model.ffn_width, model.vocab) == (24, 1024, 16, 4096, 50308)
     assert (model.positions, model.tied, model.stack.kind) == ("rotary", False, "reversible")
     assert load_config(ROOT / "configs" / "lean_gpt_medium.yaml").mup.parametrization == "standard"
+
+
+POD = [
+    ("gpt2_small_pod16.yaml", 16), ("gpt2_medium_pod16.yaml", 16), ("gpt2_large_pod16.yaml", 16),
+    ("lean_gpt_medium_pod4.yaml", 4), ("gpt2_xl_reversible_pod64.yaml", 64),
+]
+
+
+@pytest.mark.parametrize("path", FILES, ids=os.path.basename)
+def test_is_planned(path, capsys):
+    """Every configuration can be planned, and only those that were never meant for IPUs do not fit."""
+    code = main(["plan", path, "--json"])
+    summary = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert (code == 4) == (summary["verdict"] == "no")
+    assert code == 0 or load_config(path).device == "gpu"
+    rows = [row["parameters"] for row in summary["metrics"]["ipus"]]
+    assert sum(rows) == summary["metrics"]["parameters"] > 0
+
+
+@pytest.mark.parametrize("name, pod", POD)
+def test_the_configs_for_pods_fit_and_fill_the_pod(name, pod, capsys):
+    assert main(["plan", str(ROOT / "configs" / name), "--pod", str(pod), "--json"]) == 0
+    summary = json.loads(capsys.readouterr().out.splitlines()[-1])
+    metrics, config = summary["metrics"], load_config(ROOT / "configs" / name)
+    assert summary["verdict"] == "fits" and metrics["ipus_in_all"] == pod
+    assert metrics["replicas"] == config.batch.replicas
+    assert config.batch.accumulation >= metrics["minimum_accumulation"] and metrics["bubble"] <= 0.2
+
+
+@pytest.mark.parametrize("name, pod", POD)
+def test_the_configs_for_pods_trace_and_place(name, pod, capsys):
+    assert main(["check", str(ROOT / "configs" / name), "--json"]) == 0
+    metrics = json.loads(capsys.readouterr().out.splitlines()[-1])["metrics"]
+    assert metrics["ipus"] == pod and metrics["findings"] == []
 
 
 def train(name, tmp_path):
