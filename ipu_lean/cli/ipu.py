@@ -27,7 +27,8 @@ def plan(arguments: argparse.Namespace) -> Summary:
     from ipu_lean.config import load
     from ipu_lean.ipu.plan.commands import run_plan
 
-    return print_verdict(lambda: run_plan(load(arguments.config, arguments.overrides), arguments.pod, arguments.out))
+    loaded = load(arguments.config, arguments.overrides)
+    return print_verdict(lambda: run_plan(loaded, arguments.pod, arguments.out, arguments.traced))
 
 
 def compile_step(arguments: argparse.Namespace) -> Summary:
@@ -127,6 +128,7 @@ def add_commands(commands: Any, command: Callable[..., Any]) -> None:
     command(commands, "check", check, "config")
     planning = command(commands, "plan", plan, "config")
     planning.add_argument("--pod", type=int, metavar="N", help="IPUs of the machine: as many replicas as there is room for")
+    planning.add_argument("--traced", action="store_true", help="also trace the step, and print the difference (takes seconds)")
     planning.add_argument("--out", metavar="DIR", help="keep table, picture and summary in this new directory")
     compiling = command(commands, "compile", compile_step, "config")
     compiling.add_argument("--offline", action="store_true", help="for IPUs that this machine does not have (needs the SDK)")

@@ -111,6 +111,8 @@ class _Run:
 
     Attributes:
         storages: by number, in order of appearance. checkpoints: numbers of those that are checkpointed or enter another stage.
+        entering: the latter, by the stage that they enter; marked: the former, by their own.
+        reads, makes: numbers by place of the graph.
     """
 
     def __init__(self, trace: Trace) -> None:
@@ -118,6 +120,10 @@ class _Run:
         self.storages: Dict[int, _Storage] = {}
         self.checkpoints: Set[int] = set()
         self.borders: List[int] = []
+        self.entering: Dict[int, Set[int]] = {}
+        self.marked: Dict[int, Set[int]] = {}
+        self.reads: Dict[int, Set[int]] = {}
+        self.makes: Dict[int, Set[int]] = {}
         self._holders: List[Any] = []
         self._numbers: Dict[int, int] = {}
         self._alive: List[Any] = []
@@ -190,6 +196,7 @@ class _Run:
                 self._made(tensor, place, node)
         if meta.get("op") == "poptorch::recomputation_checkpoint":
             self.checkpoints.add(self._numbers[_key(result)])
+            self.marked.setdefault(meta["stage"], set()).add(self._numbers[_key(result)])
             self.borders.append(place)
 
     def _made(self, tensor: torch.Tensor, place: int, node: fx.Node) -> None:
@@ -198,6 +205,7 @@ class _Run:
             self._numbers[key] = len(self._alive)
             self._alive.append(tensor.untyped_storage())  # so that no other storage gets its address
             self.storages[self._numbers[key]] = _Storage(tensor.untyped_storage().nbytes(), node, place, place)
+            self.makes.setdefault(place, set()).add(self._numbers[key])
 
     def _use(self, value: Any, place: int, node: fx.Node, source: fx.Node) -> None:
         for tensor in value if isinstance(value, (tuple, list)) else [value]:
@@ -206,9 +214,11 @@ class _Run:
                 continue
             storage = self.storages[number]
             self.storages[number] = storage._replace(last=place)
+            self.reads.setdefault(place, set()).add(number)
             crossing = "stage" in source.meta and node.meta.get("kind") == "op" and source.meta["stage"] != node.meta["stage"]
             if crossing and not source.meta.get("constant"):
                 self.checkpoints.add(number)
+                self.entering.setdefault(node.meta["stage"], set()).add(number)
 
     def _is_constant(self, number: int) -> bool:
         return bool(self.storages[number].node.meta.get("constant"))

@@ -10,6 +10,7 @@ from typing import Any, Dict, Optional
 from ipu_lean.config import Loaded, config_hash, dump_config
 from ipu_lean.errors import ConfigError, VerdictFailed
 from ipu_lean.ipu.plan.levers import first_lever
+from ipu_lean.ipu.plan.machine import worse
 from ipu_lean.ipu.plan.network import as_ipu, workload_of
 from ipu_lean.ipu.plan.plan import Plan, make_plan
 from ipu_lean.ipu.plan.plot import plot_plan
@@ -18,11 +19,14 @@ from ipu_lean.ipu.plan.report import as_json, format_plan
 SCHEMA = 1
 
 
-def run_plan(loaded: Loaded, pod: Optional[int] = None, out: Optional[str] = None) -> Dict[str, Any]:
+def run_plan(
+    loaded: Loaded, pod: Optional[int] = None, out: Optional[str] = None, traced: bool = False
+) -> Dict[str, Any]:
     """The summary of `plan`.
 
     Args:
         pod: IPUs of the machine; None for batch.replicas. out: a new directory for config.yaml, plan.txt, plan.png, summary.json.
+        traced: also trace the step (seconds, and torch); the less favourable of both verdicts then counts.
     Raises:
         VerdictFailed: an IPU would overflow; `summary` holds the rest.
     """
@@ -31,24 +35,31 @@ def run_plan(loaded: Loaded, pod: Optional[int] = None, out: Optional[str] = Non
     plan = make_plan(workload_of(config, pod))
     if pod is not None and plan.workload.replicas != config.batch.replicas:
         notes.append(f"a POD{pod} has room for {plan.workload.replicas} replicas (batch.replicas is {config.batch.replicas})")
-    failed = plan.verdict == "no"
-    table = format_plan(plan, notes)
+    table, metrics, deciding = format_plan(plan, notes), as_json(plan, notes), plan
+    if traced:
+        from ipu_lean.ipu.traced import compare, format_comparison, traced_plan
+
+        seen = traced_plan(plan, config)
+        metrics["traced"] = {"ipus": compare(plan, seen), "verdict": seen.verdict}
+        table = f"{table}\n\n{format_comparison(plan, seen)}"
+        deciding = seen if worse(plan.verdict, seen.verdict) != plan.verdict else plan
+    failed = deciding.verdict == "no"
     summary = {
         "schema": SCHEMA,
         "command": "plan",
         "status": "ok",
-        "verdict": plan.verdict,
+        "verdict": deciding.verdict,
         "exit_code": VerdictFailed.exit_code if failed else 0,
         "device": loaded.config.device,
         "config_hash": config_hash(loaded.config),
-        "metrics": as_json(plan, notes),
+        "metrics": metrics,
         "artifacts": {},
         "table": table,
     }
     if directory is not None:
         _write(directory, plan, summary, dump_config(loaded.config))
     if failed:
-        raise VerdictFailed(_refusal(plan), summary)
+        raise VerdictFailed(_refusal(deciding), summary)
     return summary
 
 
@@ -56,7 +67,7 @@ def _refusal(plan: Plan) -> str:
     assert plan.guilty is not None
     before, after = (100 * share for share in plan.guilty.shares)
     text = f"IPU {plan.guilty.ipu} would be {before:.0f} % full, {after:.0f} % with the temporaries of matrix products."
-    lever = first_lever(plan)
+    lever = first_lever(make_plan(plan.workload))
     return text if lever is None else f"{text} First lever: {lever.lever} ({lever.keys})."
 
 

@@ -113,21 +113,16 @@ def _state(workload: Workload, parameters: int) -> int:
     return -(-parameters * sum(workload.moments) // shares)
 
 
-def _kept(workload: Workload, stage: Stage) -> int:
-    """Boundaries that one micro-batch leaves in a stage: what enters it, and with checkpoints what leaves each block."""
-    if not stage.layers:
-        return 1 if stage.embeds or stage.heads else 0  # a table of positions needs nothing for its gradient
-    if workload.surrogate:
-        return 1  # both streams, which the walk back turns into their own inputs
-    blocks = -(-len(stage.layers) // workload.network.block)
-    return 1 + (blocks if workload.every_layer and workload.recomputed else 0)
-
-
 def _stash(workload: Workload, stage: Stage) -> int:
-    size = boundary_bytes(workload)
-    if stage.heads and not stage.layers:
-        size = workload.tokens * workload.network.hidden * workload.element
-    return size * _kept(workload, stage) * stage.depth
+    """What a micro-batch leaves in a stage (what enters it, and with checkpoints what leaves each block), times its depth."""
+    network, border = workload.network, boundary_bytes(workload)
+    if not stage.layers:  # gradients of an embedding need its tokens only, those of positions nothing
+        return workload.tokens * network.hidden * workload.element * stage.depth if stage.heads else 0
+    if workload.surrogate:
+        return border  # both streams at the end, which the walk back turns into their own inputs
+    enters = workload.tokens * network.entry * workload.element if network.entry and 0 in stage.layers else border
+    blocks = -(-len(stage.layers) // network.block) if workload.every_layer and workload.recomputed else 0
+    return (enters + blocks * border) * stage.depth
 
 
 def _live(workload: Workload, stage: Stage, parameters: int) -> int:

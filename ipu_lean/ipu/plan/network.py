@@ -127,6 +127,7 @@ def _gpt(config: Config) -> Network:
     return Network(
         layers=_layers(config, attention + feed_forward + branches),
         boundary=2 * width if model.stack.kind == "reversible" else width,
+        entry=model.width,
         hidden=hidden,
         saved=saved,
         masks=2 * width,

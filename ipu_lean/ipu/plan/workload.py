@@ -15,7 +15,8 @@ class Network:
     Attributes:
         layers: parameters that each layer adds, in execution order; a shared layer adds its own at the first visit.
         embedding, norm, head: parameters of these; a tied readout adds none.
-        boundary: numbers that pass from one layer to the next (both streams of a reversible stack).
+        boundary: numbers that pass from one layer to the next (both streams of a reversible stack). entry: that enter the first
+            layer, where both streams are still one; 0: as many.
         hidden: numbers that reach the readout.
         saved: numbers in the type of the activations that one layer needs again in its backward pass, apart from its scores.
         masks: bytes beside them (dropout masks), counted with or without dropout: without, gradients in flight take their place.
@@ -37,6 +38,7 @@ class Network:
     head: int = 0
     hidden: int = 0
     block: int = 1
+    entry: int = 0
     labels: int = 0
     input_bytes: int = 4
 

@@ -82,8 +82,9 @@ def test_state_off_chip_or_shared() -> None:
 @pytest.mark.parametrize("every, tensors, layers", [(True, 3, 1), (False, 1, 2)])
 def test_checkpoints_of_layers_or_of_stages(every: bool, tensors: int, layers: int) -> None:
     workload = workload_of(ipu_config(ipu={"recompute_checkpoint_every_layer": every}))
-    first = stage_memory(workload)[0]
-    assert first.items["stash"] == 5 * tensors * boundary_bytes(workload)
+    first, second, _ = stage_memory(workload)
+    assert second.items["stash"] == 3 * tensors * boundary_bytes(workload)
+    assert first.items["stash"] == 5 * (tensors - 0.5) * boundary_bytes(workload)  # both streams begin as one
     assert first.items["live"] == layers * layer_bytes(workload)
 
 
