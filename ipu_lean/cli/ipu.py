@@ -25,10 +25,11 @@ def check(arguments: argparse.Namespace) -> Summary:
 def plan(arguments: argparse.Namespace) -> Summary:
     """Say what every IPU would hold, whether it fits, and what to change first."""
     from ipu_lean.config import load
-    from ipu_lean.ipu.plan.commands import run_plan
+    from ipu_lean.ipu.plan.commands import run_auto, run_plan
 
     loaded = load(arguments.config, arguments.overrides)
-    return print_verdict(lambda: run_plan(loaded, arguments.pod, arguments.out, arguments.traced))
+    run = run_auto if arguments.auto else run_plan
+    return print_verdict(lambda: run(loaded, arguments.pod, arguments.out, arguments.traced))
 
 
 def compile_step(arguments: argparse.Namespace) -> Summary:
@@ -128,6 +129,7 @@ def add_commands(commands: Any, command: Callable[..., Any]) -> None:
     command(commands, "check", check, "config")
     planning = command(commands, "plan", plan, "config")
     planning.add_argument("--pod", type=int, metavar="N", help="IPUs of the machine: as many replicas as there is room for")
+    planning.add_argument("--auto", action="store_true", help="search the fastest plan that fits; --out keeps its config.yaml")
     planning.add_argument("--traced", action="store_true", help="also trace the step, and print the difference (takes seconds)")
     planning.add_argument("--out", metavar="DIR", help="keep table, picture and summary in this new directory")
     compiling = command(commands, "compile", compile_step, "config")

@@ -9,8 +9,9 @@ from typing import Any, Dict, Optional
 
 from ipu_lean.config import Loaded, config_hash, dump_config
 from ipu_lean.errors import ConfigError, VerdictFailed
+from ipu_lean.ipu.plan.auto import explain, keys_of, search
 from ipu_lean.ipu.plan.levers import first_lever
-from ipu_lean.ipu.plan.machine import worse
+from ipu_lean.ipu.plan.machine import PODS, worse
 from ipu_lean.ipu.plan.network import as_ipu, workload_of
 from ipu_lean.ipu.plan.plan import Plan, make_plan
 from ipu_lean.ipu.plan.plot import plot_plan
@@ -61,6 +62,41 @@ def run_plan(
     if failed:
         raise VerdictFailed(_refusal(deciding), summary)
     return summary
+
+
+def run_auto(
+    loaded: Loaded, pod: Optional[int] = None, out: Optional[str] = None, traced: bool = False
+) -> Dict[str, Any]:
+    """The summary of `plan --auto`: that of the best plan's configuration, which `out` keeps as config.yaml.
+
+    Raises:
+        VerdictFailed: no plan of this model is even tight on the POD.
+    """
+    config, _ = as_ipu(loaded.config)
+    start = workload_of(config)
+    wanted = pod or next((size for size in PODS if size >= start.ipus * start.replicas), PODS[-1])
+    if wanted not in PODS:
+        raise ConfigError(f"a POD has {', '.join(map(str, PODS[:-1]))} or {PODS[-1]} IPUs", key="--pod", value=wanted)
+    found = search(loaded.config, wanted)
+    if found is None:
+        raise _nothing(loaded, f"no plan with a global batch of {start.global_batch} rows fits a POD{wanted}.")
+    summary = run_plan(loaded._replace(config=found.config), None, out, traced)
+    keys, why = keys_of(config, found.plan.workload), explain(found)
+    counts = {"tried": found.tried, "fitting": found.fitting}
+    summary["metrics"]["auto"] = {"pod": wanted, "samples_per_second": found.speed, **counts, "keys": keys, "why": why}
+    changed = [f"{key}: {json.dumps(value)}" for key, value in keys.items()]
+    summary["table"] = "\n".join([summary["table"], "", *why, "", *changed])
+    return summary
+
+
+def _nothing(loaded: Loaded, text: str) -> VerdictFailed:
+    """No plan was found; the summary is that of the configuration as it is, which says what stands in the way."""
+    try:
+        summary = run_plan(loaded)
+    except VerdictFailed as failure:
+        assert failure.summary is not None
+        summary = failure.summary
+    return VerdictFailed(text, {**summary, "verdict": "no", "exit_code": VerdictFailed.exit_code})
 
 
 def _refusal(plan: Plan) -> str:
