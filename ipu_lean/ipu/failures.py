@@ -6,7 +6,7 @@ import contextlib
 import re
 import threading
 import time
-from typing import Callable, Iterator
+from typing import Callable, Iterator, Optional
 
 _MEMORY = re.compile(r"out of memory|OutOfMemory|memory_allocation|bytes used", re.IGNORECASE)
 LEVERS = (
@@ -18,15 +18,16 @@ _LONGEST = 600
 _FIRST, _NEXT = 60.0, 300.0  # seconds until the first sign of life, and between later ones
 
 
-def explain(text: str) -> str:
-    """PopTorch's message on one line; with the usual remedies in the usual order if memory ran out."""
+def explain(text: str, advice: Optional[Callable[[], str]] = None) -> str:
+    """PopTorch's message on one line; if memory ran out, with `advice` and the usual remedies in the usual order."""
     text = " ".join(text.split())
     short = text if len(text) <= _LONGEST else f"{text[:_LONGEST]} […]"
     short = short.rstrip(".")
     if _MEMORY.search(text):
         tile = re.search(r"tile (\d+)[^0-9]*([\d,]+) bytes used, ([\d,]+) available", text)
         worst = f" (tile {tile.group(1)}: {tile.group(2)} of {tile.group(3)} bytes)" if tile else ""
-        return f"{short}. An IPU's memory ran out{worst}; in this order: {LEVERS}."
+        plan = "" if advice is None else f" {advice()}"
+        return f"{short}. An IPU's memory ran out{worst}.{plan} Levers, in this order: {LEVERS}."
     return f"{short}."
 
 

@@ -10,6 +10,7 @@ import torch
 
 from ipu_lean.config import Config
 from ipu_lean.errors import CheckpointError, ConfigError
+from ipu_lean.ipu.plan.advice import plan_lines, warning
 from ipu_lean.models import build_model
 from ipu_lean.train import rng
 from ipu_lean.train import snapshot as snapshots
@@ -128,6 +129,11 @@ class Session:
         table = self.engine.describe().get("ipu_placement.txt")
         if table is not None:
             self.report.line(table.rstrip())
+            for text in plan_lines(self.config):
+                self.report.line(text)
+            too_full = warning(self.config)
+            if too_full is not None:
+                self.report.warn(too_full)
         if source is not None:
             self.report.line(f"going on from {source.name}")
 

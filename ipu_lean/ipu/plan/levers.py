@@ -138,9 +138,11 @@ def _shares(workload: Workload) -> str:
     return f"{shares[0]:g}" if len(shares) == 1 else str([round(share, 4) for share in workload.proportions])
 
 
-def first_lever(plan: Plan, levers: Sequence[Lever] = LEVERS) -> Optional[Pulled]:
-    """The first of `levers` that was not pulled yet and relieves the guilty IPUs; None if all fit or nothing helps."""
-    if plan.guilty is None:
+def first_lever(plan: Plan, levers: Sequence[Lever] = LEVERS, always: bool = False) -> Optional[Pulled]:
+    """The first of `levers` that was not pulled yet and relieves the worst IPU; None if nothing helps, or if all fit (unless
+    `always`: the compiler may know better).
+    """
+    if plan.guilty is None and not always:
         return None
     for lever in levers:
         changed = lever.pull(plan.workload)

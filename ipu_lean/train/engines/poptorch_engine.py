@@ -21,6 +21,7 @@ from ipu_lean.ipu import optimizer_state as moments
 from ipu_lean.ipu.dist import Distribution
 from ipu_lean.ipu.failures import explain, waiting
 from ipu_lean.ipu.guard import HostGuard
+from ipu_lean.ipu.plan.advice import out_of_memory
 from ipu_lean.optim import Schedule, apply_schedule
 from ipu_lean.train.engines.protocol import Batch, DeviceFailure, StepResult
 from ipu_lean.train.world import World
@@ -208,9 +209,13 @@ class PopTorchEngine:
         try:
             yield
         except self.poptorch.RecoverableError as error:
-            raise DeviceFailure(f"the IPUs failed and ask for {error.recovery_action}: {explain(str(error))}") from error
+            text = explain(str(error), self._advice)
+            raise DeviceFailure(f"the IPUs failed and ask for {error.recovery_action}: {text}") from error
         except self.poptorch.Error as error:
-            raise RunError(f"PopTorch refused the step or failed in it: {explain(str(error))}") from error
+            raise RunError(f"PopTorch refused the step or failed in it: {explain(str(error), self._advice)}") from error
+
+    def _advice(self) -> str:
+        return out_of_memory(self.config)
 
     # -- state -----------------------------------------------------------------------------------------------------------
     def sync_to_host(self) -> Dict[str, torch.Tensor]:
