@@ -86,6 +86,7 @@ def test_generated_code():
 @pytest.mark.parametrize("engine", ["invert", "checkpoint"])
 def test_the_second_run_is_the_same_code(quick, engine):
     """After the warm-up nothing is compiled any more, neither in the first nor in the second run, and nothing is cut in two."""
+    torch._dynamo.utils.counters.clear()  # what other tests of this process left
     config = config_of(memory={"engine": engine})
     model = build_model(config)
     made = make_engine(model, config, World())
