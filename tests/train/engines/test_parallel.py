@@ -87,7 +87,8 @@ def work(rank: int, port: int, folder: str, jobs: List[Any], saved: Any) -> None
         resumed = train(config, world, SPLIT, STEPS, saved[tied, stack])
         if rank == 0:
             torch.save({"whole": whole, "half": half, "resumed": resumed}, os.path.join(folder, f"{name}.pt"))
-    dist.destroy_process_group()
+    dist.barrier()
+    os._exit(0)  # with torch 2.0.1, gloo now and then never returns from taking down a group whose other end is gone
 
 
 def fsdp_works_here() -> bool:
