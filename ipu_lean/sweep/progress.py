@@ -43,7 +43,8 @@ class SweepProgress:
         self.troubles += result.status != DONE
         text = describe(result)
         if self.bar is not None:
-            self.bar.set_postfix_str(text + (f", {self.troubles} not done" if self.troubles else ""), refresh=False)
+            # What went wrong comes first: a narrow terminal cuts off the end.
+            self.bar.set_postfix_str((f"{self.troubles} not done, " if self.troubles else "") + text, refresh=False)
             self.bar.update(1)
         elif self.style == "plain":
             self.say(f"trial {self.count}/{self.total}  {text}")

@@ -29,7 +29,9 @@ def test_plain_is_a_line_a_trial_and_none_is_silent():
         assert len(said) == lines and all(f"trial {n}/5" in line for n, line in enumerate(said, 1))
 
 
-def test_a_bar_counts_trials_and_those_that_did_not_end(capsys):
+def test_a_bar_counts_trials_and_those_that_did_not_end_on_a_narrow_terminal_too(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setenv("LINES", "24")
     with SweepProgress(2, "bar", lambda text: None) as progress:
         progress.result(DONE)
         progress.result(LOST)
