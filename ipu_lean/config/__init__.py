@@ -1,6 +1,6 @@
 """The YAML schema, its loader and what follows from it. Plain data: nothing in this room loads torch."""
 
-from ipu_lean.config import derived
+from ipu_lean.config import derived, layer_kinds
 from ipu_lean.config.batch import BatchConfig
 from ipu_lean.config.checks import check, require_device
 from ipu_lean.config.data import DataConfig, TokenizerConfig
@@ -43,6 +43,7 @@ __all__ = [
     "config_hash",
     "derived",
     "dump_config",
+    "layer_kinds",
     "load",
     "load_config",
     "make_config",

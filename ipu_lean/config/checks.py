@@ -14,6 +14,7 @@ from ipu_lean.config.memory_rules import check_memory
 from ipu_lean.config.model import ModelConfig
 from ipu_lean.config.model_rules import check_model
 from ipu_lean.config.optimizer import OptimizerConfig
+from ipu_lean.config.reformer_rules import check_inner_width, check_levers
 from ipu_lean.config.root import Config
 from ipu_lean.config.stack_rules import check_inversion
 from ipu_lean.errors import ConfigError, EnvironmentProblem
@@ -30,7 +31,9 @@ def check(config: Config) -> None:
     check_kind(config)
     _vocab(config)
     _mup(config)
+    check_inner_width(config)
     check_memory(config)
+    check_levers(config)
     check_inversion(config)
     _data(config)
     _optimizer(config.optimizer)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Optional, Tuple
+from typing import Any, Dict, Optional, Tuple
 
 from ipu_lean.config.data import TokenizerConfig
 from ipu_lean.config.model import ModelConfig, StackConfig
@@ -65,6 +65,16 @@ def head_size(model: ModelConfig) -> int:
     return model.head_size if model.head_size is not None else stack_width(model) // heads(model)
 
 
+def attention_width(model: ModelConfig) -> int:
+    """Features inside the attention, heads x head size: the width unless both are given."""
+    return heads(model) * head_size(model)
+
+
+def attention_bias(model: ModelConfig) -> bool:
+    """Whether the projections of the attention have biases."""
+    return model.bias if model.attention_bias is None else model.attention_bias
+
+
 def ffn_width(model: ModelConfig) -> int:
     """Features inside the feed-forward."""
     return model.ffn_width if model.ffn_width is not None else int(round(model.ffn_ratio * stack_width(model)))
@@ -120,10 +130,13 @@ def query_zero_init(config: Config) -> bool:
 
 
 def at_width(model: ModelConfig, width: int) -> ModelConfig:
-    """The same network at another width: what is written as a ratio (or as `heads`) stays, `ffn_width` scales along."""
-    changes = {"width": width}
+    """The same network at another width: ratios (and `heads`) stay, `ffn_width` and `axial.dims` scale along."""
+    changes: Dict[str, Any] = {"width": width}
     if model.ffn_width is not None:
         changes["ffn_width"] = max(1, int(round(model.ffn_width * width / model.width)))
+    if model.axial.dims is not None:
+        rows = min(max(1, int(round(model.axial.dims[0] * width / model.width))), width - 1)
+        changes["axial"] = model.axial.model_copy(update={"dims": [rows, width - rows]})
     return model.model_copy(update=changes)
 
 
@@ -186,9 +199,9 @@ def segments(config: Config) -> Optional[Tuple[Tuple[int, str, int], ...]]:
 
 
 def attention(config: Config) -> str:
-    """`fused` or `explicit`: model.attention with `auto` resolved."""
-    if config.model.attention != "auto":
-        return config.model.attention
+    """`fused` or `explicit`: how attention of every kind is computed, as model.attention says or as the device has it."""
+    if config.model.attention in ("fused", "explicit"):
+        return str(config.model.attention)
     return "explicit" if config.device in ("ipu", "ipu-emulated") else "fused"
 
 

@@ -1,8 +1,17 @@
 """`model:` what is computed. Nothing in here says how memory is saved (`memory:`) or where it runs (`device:`, `ipu:`)."""
 
-from typing import Literal, Optional
+from typing import Any, List, Literal, Optional, Union
 
+from pydantic import field_validator
+
+from ipu_lean.config.reformer import AxialConfig, LocalConfig, LSHConfig
 from ipu_lean.config.section import Section, section, setting
+from ipu_lean.errors import did_you_mean
+
+Implementation = Literal["auto", "explicit", "fused"]
+Kind = Literal["full", "local", "lsh"]
+IMPLEMENTATIONS = ("auto", "explicit", "fused")
+KINDS = ("full", "local", "lsh")
 
 
 class StackConfig(Section):
@@ -74,12 +83,15 @@ class ModelConfig(Section):
     )
     heads: Optional[int] = setting(
         None,
-        "Attention heads; their size is width / heads, so it grows with width. Give this or `head_size`, not both; "
-        "with neither, heads are 64 features wide (max(1, width // 64) of them).",
+        "Attention heads; their size is width / heads, so it grows with width, unless `head_size` is given as well. "
+        "With neither, heads are 64 features wide (max(1, width // 64) of them).",
         ge=1,
     )
     head_size: Optional[int] = setting(
-        None, "Features of one head; the number of heads is width / head_size, so it grows with width.", ge=1
+        None,
+        "Features of one head; the number of heads is width / head_size, so it grows with width. With `heads` as well, attention "
+        "is heads x head_size features wide inside, whatever the width is, as in Reformer.",
+        ge=1,
     )
     ffn_width: Optional[int] = setting(None, "Features inside the feed-forward; `ffn_ratio` x width unless given.", ge=1)
     ffn_ratio: float = setting(
@@ -92,10 +104,11 @@ class ModelConfig(Section):
         ge=2,
     )
     seq: int = setting(256, "Context length in tokens: what a training window holds, and as far back as attention looks.", ge=1)
-    positions: Literal["rotary", "learned", "sinusoidal", "none"] = setting(
+    positions: Literal["rotary", "learned", "sinusoidal", "axial", "none"] = setting(
         "rotary",
-        "`rotary` turns queries and keys by their position (Su et al. 2021); `learned` and `sinusoidal` add a vector to the "
-        "embedding.",
+        "`rotary` turns queries and keys by their position (Su et al. 2021); `learned`, `sinusoidal` and `axial` add a vector to "
+        "the embedding. `axial` learns one for each row and each column of a grid of positions (`axial` below), which takes far "
+        "fewer numbers for long sequences.",
     )
     rotary_base: float = setting(10000.0, "Longest wavelength of rotary and sinusoidal positions, divided by 2 pi.", gt=1)
     activation: Literal["gelu", "relu", "silu", "geglu", "swiglu", "reglu"] = setting(
@@ -108,12 +121,22 @@ class ModelConfig(Section):
     sandwich: bool = setting(False, "A second norm on the output of each branch (Ding et al. 2021).")
     bias: bool = setting(True, "Biases in the linear layers.")
     tied: bool = setting(True, "The readout shares the embedding's matrix.")
-    attention: Literal["explicit", "fused", "auto"] = setting(
-        "auto",
-        "A choice of speed, not of numbers: `fused` never holds all scores (torch's scaled_dot_product_attention, or on CPU "
-        "our own blocks where they are faster), `explicit` writes the softmax out, which PopTorch needs. `auto` is fused on "
-        "cpu and gpu and explicit on ipu.",
+    attention_bias: Optional[bool] = setting(
+        None, "Biases in the projections of the attention (query, key, value, output). Unset: as `bias`; Reformer has none."
     )
+    readout_bias: bool = setting(False, "A bias in the readout, which must not be tied.")
+    attention: Union[Implementation, Kind, List[Kind]] = setting(
+        "auto",
+        "What a token sees. `full`: every token up to itself. `local`: its own chunk and the one before (`local` below). `lsh`: "
+        "those that hash like it, up to itself (Reformer; `lsh` below). A list of these is repeated over the layers, such as "
+        "[local, lsh]. `auto` is `full`; so are `fused` and `explicit`, a choice of speed, not of numbers: `fused` never holds "
+        "all scores (torch's scaled_dot_product_attention, or on CPU our own blocks where they are faster), `explicit` "
+        "writes the softmax out, which PopTorch needs. Unless chosen so it is fused on cpu and gpu and explicit on ipu.",
+    )
+    causal: bool = setting(True, "A token sees itself and what comes before it only. Predicting the next token needs this.")
+    lsh: LSHConfig = section(LSHConfig, "Hashed attention; only layers with `attention: lsh` read it.")
+    local: LocalConfig = section(LocalConfig, "Local attention; only layers with `attention: local` read it.")
+    axial: AxialConfig = section(AxialConfig, "Axial positions; only `positions: axial` reads it.")
     num_hidden_groups: Optional[int] = setting(
         None,
         "Share layers: the stack holds this many groups and walks through them in order, staying in each for an equal share "
@@ -130,3 +153,16 @@ class ModelConfig(Section):
     attention_dropout: float = setting(0.0, "Share of the attention weights that is dropped in training.", ge=0, lt=1)
     embedding_dropout: float = setting(0.0, "Share of the embedded tokens' features that is dropped in training.", ge=0, lt=1)
     stack: StackConfig = section(StackConfig, "How the layers are joined.")
+
+    @field_validator("attention", mode="before")
+    @classmethod
+    def _known(cls, value: Any) -> Any:
+        known = KINDS if isinstance(value, list) else (*IMPLEMENTATIONS, *KINDS)
+        wrong = [one for one in (value if isinstance(value, list) else [value]) if one not in known]
+        if wrong:
+            near = did_you_mean(str(wrong[0]), known)
+            hint = f" (did you mean `{near}`?)" if near else ""
+            raise ValueError(f"this must be one of {', '.join(known)}{hint}")
+        if not value:
+            raise ValueError("this is a kind of attention, or a list of at least one")
+        return value

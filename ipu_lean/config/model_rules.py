@@ -5,6 +5,7 @@ from __future__ import annotations
 from ipu_lean.config import derived
 from ipu_lean.config.kinds import check_mlp
 from ipu_lean.config.model import ModelConfig
+from ipu_lean.config.reformer_rules import check_reformer
 from ipu_lean.config.stack_rules import check_stack
 from ipu_lean.errors import ConfigError
 
@@ -24,20 +25,15 @@ def check_model(model: ModelConfig, where: str) -> None:
     if model.positions == "sinusoidal" and model.width % 2:
         raise ConfigError("sinusoidal positions need an even width", key=f"{where}.width", value=model.width)
     _groups(model, where)
+    check_reformer(model, where)
     check_stack(model, where)
 
 
 def _heads(model: ModelConfig, where: str) -> None:
-    if model.heads is not None and model.head_size is not None:
-        raise ConfigError(
-            "give either `heads` or `head_size`; the other follows from width",
-            key=f"{where}.head_size",
-            value=model.head_size,
-            suggestion="remove one of the two",
-        )
     width = derived.stack_width(model)
     half = "" if width == model.width else "half of "
-    if model.head_size is not None and width % model.head_size:
+    both = model.heads is not None and model.head_size is not None
+    if not both and model.head_size is not None and width % model.head_size:
         raise ConfigError(
             f"this must divide {half}{where}.width, which is {width}",
             key=f"{where}.head_size",
@@ -45,7 +41,7 @@ def _heads(model: ModelConfig, where: str) -> None:
             suggestion=f"use {_divisor(width, model.head_size)}",
         )
     heads = derived.heads(model)
-    if width % heads:
+    if not both and width % heads:
         rule = f"this must divide {half}{where}.width, which is {width}"
         if model.heads is None:
             rule = f"unset, this is {half}width // 64 = {heads}, which does not divide {half}{where}.width = {width}"
@@ -55,7 +51,7 @@ def _heads(model: ModelConfig, where: str) -> None:
             f"rotary positions turn features in pairs, but a head has {derived.head_size(model)} of them",
             key=f"{where}.head_size" if model.head_size is not None else f"{where}.heads",
             value=model.head_size if model.head_size is not None else model.heads,
-            suggestion="choose heads whose size (width / heads) is even, or other positions",
+            suggestion="choose heads whose size is even, or other positions",
         )
 
 

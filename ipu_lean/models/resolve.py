@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Dict, Optional
 
-from ipu_lean.config import Config, ModelConfig, derived
+from ipu_lean.config import Config, ModelConfig, derived, layer_kinds
 from ipu_lean.errors import ConfigError
 from ipu_lean.models.spec import GPTSpec
 
@@ -16,6 +16,7 @@ def spec_of(config: Config, vocab: Optional[int] = None) -> GPTSpec:
     1 / head size of Yang et al. 2021 where they grow with width.
     """
     model, mup, memory = config.model, config.mup, config.memory
+    _built(model)
     if model.tied and mup.readout_zero_init:
         raise ConfigError(
             "a tied readout is the embedding, which does not start at zero",
@@ -48,6 +49,20 @@ def spec_of(config: Config, vocab: Optional[int] = None) -> GPTSpec:
         heads_at_once=memory.attention_heads_at_once,
         segments=derived.segments(config),
     )
+
+
+def _built(model: ModelConfig) -> None:
+    """ConfigError for what can be written and is not computed yet."""
+    default = ModelConfig()
+    for name in ("attention_bias", "readout_bias", "causal"):
+        if getattr(model, name) != getattr(default, name):
+            raise ConfigError("no model is built with this yet", key=f"model.{name}", value=getattr(model, name))
+    if model.positions == "axial":
+        raise ConfigError("no model is built with these positions yet", key="model.positions", value="axial")
+    if set(layer_kinds.distinct_kinds(model)) != {"full"}:
+        raise ConfigError("no model is built with this attention yet", key="model.attention", value=model.attention)
+    if model.heads is not None and model.head_size is not None and derived.attention_width(model) != derived.stack_width(model):
+        raise ConfigError("attention is as wide as the stack", key="model.head_size", value=model.head_size)
 
 
 def structure(model: ModelConfig, vocab: int) -> Dict[str, Any]:

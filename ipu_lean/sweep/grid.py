@@ -113,8 +113,8 @@ def check_axis(key: str) -> None:
 
 
 def check_alike(trials: Iterable[Trial], axes: Iterable[str]) -> None:
-    """ConfigError, naming the key, if two trials differ in a key that is no axis. `model.ffn_width` belongs to the width."""
-    free = {*axes, *(["model.ffn_width"] if WIDTH in axes else [])}
+    """ConfigError, naming the key, if two trials differ in a key that is no axis. Sizes given as numbers belong to the width."""
+    free = {*axes, *(["model.ffn_width", "model.axial.dims"] if WIDTH in axes else [])}
     first: Dict[str, Any] = {}
     for trial in trials:
         now = flat(trial.config)

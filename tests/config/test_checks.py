@@ -12,7 +12,6 @@ pytestmark = pytest.mark.pod
 BROKEN = [
     ("model.heads", ["model.heads=7"], "divide model.width.* 8"),
     ("model.heads", ["model.width=200"], "width // 64 = 3"),
-    ("model.head_size", ["model.heads=4", "model.head_size=64"], "either"),
     ("model.head_size", ["model.head_size=48"], "divide model.width"),
     ("model.heads", ["model.width=12", "model.heads=4", "mup.base_width=4"], "in pairs"),
     ("model.width", ["model.width=63", "model.heads=1", "model.positions=sinusoidal"], "even width"),
