@@ -17,7 +17,7 @@ import sys
 from typing import Any, Dict, List, Optional, Sequence, Tuple
 
 import torch
-from _common import Claims, LiveBytes, Remote, parameters_and_gradients, table, timed_apart, timed_in_turn
+from _common import SECOND_RUN, Claims, LiveBytes, Remote, parameters_and_gradients, table, timed_apart, timed_in_turn
 from _levers import lever_rows, table_rows
 from _reversible_peers import ResizedBytes, peers, revlib_momentum
 from torch import nn
@@ -243,7 +243,7 @@ def measure_time(size: Dict[str, Any], rounds: int, claims: Claims, quick: bool,
         mine, plain = timings[f"{name}: invert"], timings[f"{name}: store"]
         found[name] = {**mine.median(), "by_plain": mine.ratio_to(plain)}
         if not quick:
-            claims.at_most(f"{name}: inverted step / plain step", found[name]["by_plain"], 1.4 if apart else 1.25)
+            claims.at_most(f"{name}: inverted step / plain step", found[name]["by_plain"], SECOND_RUN)
     for name in names:
         theirs = timings[f"additive: {name}"]
         found[name] = {**theirs.median(), "by_plain": theirs.ratio_to(timings["additive: store"])}

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from typing import Any, Callable, Dict, List, Tuple
 
-from ipu_lean.cli.ipu import print_verdict
+from ipu_lean.cli.verdicts import print_verdict, say
 from ipu_lean.errors import ConfigError
 
 Summary = Dict[str, Any]
@@ -34,7 +33,7 @@ def coord_check(arguments: argparse.Namespace) -> Summary:
             depths,
             arguments.out,
             strict=arguments.strict,
-            say=_say,
+            say=say,
         )
     )
 
@@ -54,10 +53,6 @@ def sizes(text: Any, flag: str) -> Any:
     except ValueError:
         suggestion = "write 64,128,256, or 64..512 for doublings"
         raise ConfigError("these are whole numbers", key=flag, value=text, suggestion=suggestion) from None
-
-
-def _say(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
 
 
 def add_commands(commands: Any, command: Callable[..., Any]) -> None:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from typing import Any, Callable, Dict, Sequence
 
-from ipu_lean.errors import ConfigError, VerdictFailed
+from ipu_lean.cli.verdicts import print_verdict, say
+from ipu_lean.errors import ConfigError
 
 Summary = Dict[str, Any]
 NAMES = ("check", "plan", "compile", "parity")
@@ -37,7 +37,7 @@ def compile_step(arguments: argparse.Namespace) -> Summary:
     from ipu_lean.config import load
     from ipu_lean.train.compile import run_compile
 
-    summary = run_compile(load(arguments.config, arguments.overrides), arguments.offline, say=_say)
+    summary = run_compile(load(arguments.config, arguments.overrides), arguments.offline, say=say)
     print(summary.pop("table"))
     return summary
 
@@ -57,7 +57,7 @@ def parity(arguments: argparse.Namespace) -> Summary:
             tolerances=_tolerances(arguments.tolerance),
             as_initialised=arguments.as_initialised,
             strict=arguments.strict,
-            say=_say,
+            say=say,
         )
 
     return print_verdict(run)
@@ -75,7 +75,7 @@ def parity_record(arguments: argparse.Namespace) -> Summary:
         arguments.steps,
         arguments.start,
         as_initialised=arguments.as_initialised,
-        say=_say,
+        say=say,
     )
     print(f"trace of {summary['steps']} updates on {summary['device']}: {summary['artifacts']['trace']}")
     return summary
@@ -90,27 +90,6 @@ def parity_compare(arguments: argparse.Namespace) -> Summary:
         return run_compare(arguments.reference, arguments.candidate, arguments.out, tolerances=limits, strict=arguments.strict)
 
     return print_verdict(run)
-
-
-def print_verdict(run: Callable[[], Summary]) -> Summary:
-    """Print the table, and for a verdict that failed the reason as well; the summary carries the exit code."""
-    try:
-        summary = run()
-    except VerdictFailed as failure:
-        assert failure.summary is not None
-        summary = {**failure.summary, "error": " ".join(str(failure).split())}
-        print(summary.pop("table"))
-        sys.stdout.flush()
-        print(f"ipu-lean: error: {summary['error']}", file=sys.stderr)
-        return summary
-    print(summary.pop("table"))
-    if summary["verdict"] == "inconclusive":
-        print(f"ipu-lean: warning: inconclusive: {summary['metrics']['diagnosis']}", file=sys.stderr)
-    return summary
-
-
-def _say(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
 
 
 def _tolerances(given: Sequence[str]) -> Dict[str, float]:

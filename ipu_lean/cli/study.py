@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from typing import Any, Callable, Dict
 
+from ipu_lean.cli.verdicts import say
 from ipu_lean.errors import ConfigError
 
 Summary = Dict[str, Any]
@@ -30,13 +30,9 @@ def study(arguments: argparse.Namespace) -> Summary:
         out = arguments.config
     elif arguments.retry and not is_study(out):
         raise ConfigError("only a study that has begun can be tried again", key="--retry", suggestion="name its directory")
-    summary = run_study(loaded, out, retry=arguments.retry, say=_say)
+    summary = run_study(loaded, out, retry=arguments.retry, say=say)
     print(summary.pop("table"))
     return summary
-
-
-def _say(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
 
 
 def add_commands(commands: Any, command: Callable[..., Any]) -> None:

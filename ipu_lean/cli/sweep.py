@@ -7,7 +7,8 @@ import json
 import sys
 from typing import Any, Callable, Dict, List, Tuple
 
-from ipu_lean.errors import ConfigError, VerdictFailed
+from ipu_lean.cli.verdicts import print_verdict, say
+from ipu_lean.errors import ConfigError
 
 Summary = Dict[str, Any]
 NAMES = ("sweep",)
@@ -30,7 +31,7 @@ def sweep(arguments: argparse.Namespace) -> Summary:
         "share": None if arguments.share is None else share_of(arguments.share),
         "plan_only": arguments.plan,
         "strict": arguments.strict,
-        "say": _say,
+        "say": say,
     }
     if is_sweep(source):
         return _goes_on(arguments, loaded, source, options)
@@ -38,7 +39,7 @@ def sweep(arguments: argparse.Namespace) -> Summary:
         raise ConfigError("only a sweep that has begun can be tried again", key="--retry", suggestion="name its directory")
     from ipu_lean.sweep.commands import run_sweep
 
-    return _verdict(lambda: run_sweep(loaded, arguments.out, **options))
+    return print_verdict(lambda: run_sweep(loaded, arguments.out, **options))
 
 
 def sweep_apply(arguments: argparse.Namespace) -> Summary:
@@ -58,7 +59,7 @@ def _goes_on(arguments: argparse.Namespace, loaded: Any, source: str, options: D
 
     if arguments.out:
         raise ConfigError("a sweep goes on in its own directory", key="--out", value=arguments.out, suggestion="remove it")
-    return _verdict(lambda: resume_sweep(source, loaded, retry=arguments.retry, **options))
+    return print_verdict(lambda: resume_sweep(source, loaded, retry=arguments.retry, **options))
 
 
 def _split(overrides: List[str]) -> Tuple[List[str], Dict[str, List[Any]]]:
@@ -91,27 +92,6 @@ def _flags(arguments: argparse.Namespace) -> List[str]:
         if getattr(arguments, name) is not None:
             found.append(f"sweep.{name}={getattr(arguments, name)}")
     return found + (["sweep.evaluate=true"] if arguments.evaluate else [])
-
-
-def _verdict(run: Callable[[], Summary]) -> Summary:
-    """Print the table, and the reason of a verdict that is no pass; the summary carries the exit code."""
-    try:
-        summary = run()
-    except VerdictFailed as failure:
-        assert failure.summary is not None
-        summary = {**failure.summary, "error": " ".join(str(failure).split())}
-    print(summary.pop("table"))
-    sys.stdout.flush()
-    reason = summary.pop("reason", None)
-    if "error" in summary:
-        print(f"ipu-lean: error: {summary['error']}", file=sys.stderr)
-    elif summary["verdict"] == "inconclusive":
-        print(f"ipu-lean: warning: inconclusive: {reason}", file=sys.stderr)
-    return summary
-
-
-def _say(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
 
 
 def add_commands(commands: Any, command: Callable[..., Any]) -> None:

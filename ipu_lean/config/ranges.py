@@ -77,3 +77,16 @@ def _number(text: str) -> float:
 def _tidy(value: float) -> float:
     """Without the last digits, which only say in what order it was multiplied."""
     return float(f"{value:.12g}")
+
+
+def counted(value: Any) -> Any:
+    """A number N of seeds as the seeds 0 to N-1; anything else as it is.
+
+    Raises:
+        ValueError: N is below 1.
+    """
+    if isinstance(value, int) and not isinstance(value, bool):
+        if value < 1:
+            raise ValueError("this is a list of seeds, or how many there are: at least 1")
+        return list(range(value))
+    return value

@@ -4,6 +4,7 @@ from typing import Any, Dict, List
 
 from pydantic import Field, field_validator
 
+from ipu_lean.config.ranges import counted
 from ipu_lean.config.section import Section, setting
 
 
@@ -28,11 +29,7 @@ class StudyConfig(Section):
     @field_validator("seeds", mode="before")
     @classmethod
     def _count(cls, value: Any) -> Any:
-        if isinstance(value, int) and not isinstance(value, bool):
-            if value < 1:
-                raise ValueError("this is a list of seeds, or how many there are: at least 1")
-            return list(range(value))
-        return value
+        return counted(value)
 
     @field_validator("seeds")
     @classmethod

@@ -4,7 +4,7 @@ from typing import Any, Dict, List, Literal, Optional
 
 from pydantic import Field, field_validator
 
-from ipu_lean.config.ranges import numbers, whole
+from ipu_lean.config.ranges import counted, numbers, whole
 from ipu_lean.config.section import Section, setting
 
 _LIST_OR_TEXT = {"type": ["array", "string", "number"]}
@@ -70,11 +70,7 @@ class SweepConfig(Section):
     @field_validator("seeds", mode="before")
     @classmethod
     def _count(cls, value: Any) -> Any:
-        if isinstance(value, int) and not isinstance(value, bool):
-            if value < 1:
-                raise ValueError("this is a list of seeds, or how many there are: at least 1")
-            return list(range(value))
-        return whole(numbers(value)) if isinstance(value, str) else value
+        return whole(numbers(value)) if isinstance(value, str) else counted(value)
 
     @field_validator("widths", "depths", "lrs", "seeds")
     @classmethod
