@@ -47,8 +47,8 @@ class DataConfig(Section):
         default_factory=lambda: {"valid": 0.05},
         description=(
             "Named validation sets: a number is that share of the corpus, held out from its end (of images, which come in a "
-            "fixed random order); a string is another corpus, named like `corpus` (or `images`). The first one decides which "
-            "checkpoint is best."
+            "fixed random order); a string is another corpus, named like `corpus` (or `images`); `train` is the training "
+            "text itself, to see how well it was learnt by heart. The first one decides which checkpoint is best."
         ),
     )
     cache: Optional[str] = setting(None, "Where prepared data is kept. Unset: $IPU_LEAN_CACHE, else ~/.cache/ipu_lean.")

@@ -19,6 +19,10 @@ if TYPE_CHECKING:
     from ipu_lean.config.data import TokenizerConfig
 
 
+ITSELF = "train"
+"""A validation set of this name is the training text itself: how well has it been learnt by heart?"""
+
+
 @dataclass(frozen=True)
 class Prepared:
     """Text as tokens, ready for batches.
@@ -67,7 +71,7 @@ def prepare(config: Config, progress: Optional[Progress] = None, verify: bool = 
     others = {
         name: open_corpus(value, text_key=data.text_key, limit=data.limit, key=f"data.validation.{name}")
         for name, value in data.validation.items()
-        if isinstance(value, str)
+        if isinstance(value, str) and value != ITSELF
     }
     plan = tokenizer_plan(data.tokenizer, sum(shares.values()))
     if plan.ready is not None and config.model.vocab is not None:
@@ -79,6 +83,7 @@ def prepare(config: Config, progress: Optional[Progress] = None, verify: bool = 
     for name, other in others.items():
         folder, found = build_corpus(cache, other, Plan(tokenizer.kind, tokenizer), f"data.validation.{name}", report, verify)
         sets[name] = TokenFile(folder / found["token_file"])
+    sets.update({name: sets["train"] for name, value in data.validation.items() if value == ITSELF})
     validation = {name: sets[name] for name in data.validation}
     for name, tokens in validation.items():
         if len(tokens) < 2:

@@ -197,3 +197,11 @@ def test_without_locks_two_calls_at_a_time_do_not_disturb_each_other(tmp_path, t
     found = prepare(settings, progress)
     assert folder_bytes(found.path) == seen[1]
     assert sorted(os.listdir(tmp_path / "cache")) == sorted([found.path.name, "locks"])
+
+
+def test_the_training_text_may_be_its_own_validation_set(tmp_path, text):
+    found = prepare(config(tmp_path / "cache", corpus=str(text), validation={"held": 0.1, "learnt": "train"}))
+    learnt, train = found.validation["learnt"], found.train
+    assert list(found.validation) == ["held", "learnt"] and len(learnt) == len(train) > 0
+    assert learnt.read(0, len(learnt)).tolist() == train.read(0, len(train)).tolist()
+    assert found.manifest["sets"]["learnt"] == found.manifest["sets"]["train"]
