@@ -19,6 +19,7 @@ _REMEDIES: List[Tuple[str, str, str]] = [
     ("", r"re-assigned in forward", "change buffers in place, with copy_ or add_"),
     ("", r"argsort", "use sort(stable=True)"),
     ("", r"one_hot needs", "give num_classes"),
+    ("", r"rounding_mode", "use torch.floor(x / y)"),
     ("", r"index_put ignores accumulate", "use scatter_add or index_add"),
     ("", r"class weights", "weight the summed losses yourself and mark the result with identity_loss"),
     ("", r"no_grad\(\) does not stop", "use .detach() on the tensor"),

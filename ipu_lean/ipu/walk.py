@@ -33,6 +33,13 @@ class HalfStep(NamedTuple):
     first: bool
 
 
+class Chosen(NamedTuple):
+    """What is the same in both walks: the dropouts' masks, and discrete decisions (which tokens attend to which)."""
+
+    masks: Sequence[Tensor]
+    decisions: Sequence[Tensor]
+
+
 def has_handler(node: fx.Node) -> bool:
     """Whether PopTorch lowers an operation and honours its arguments."""
     name = node.target._schema.name  # type: ignore[union-attr]
@@ -148,11 +155,12 @@ class Walk:
         masks: Sequence[Tensor] = (),
         pull: bool = True,
         kwargs: Optional[Dict[str, Tensor]] = None,
+        decisions: Sequence[Tensor] = (),
     ) -> Evaluation:
         """Begin an evaluation of one part of the model."""
         vjp = self.vjp(module)
         assert vjp.ready((x,), kwargs) or not self.tracing(), f"{type(module).__name__} was not derived before the trace"
-        return vjp.begin((x,), kwargs, masks, pull)
+        return vjp.begin((x,), kwargs, masks, pull, decisions)
 
     def prepare(self, rows: int, seq: int) -> None:
         """Derive everything for micro-batches of `rows` sequences: inside a trace there is no room for it.
@@ -198,13 +206,14 @@ class Walk:
         e = model.embed(tokens)
         low = e.dtype
         x0 = e.detach().to(_stream_type(low))
-        (a, b), masks = model.layers.enter(x0), []
+        (a, b), chosen = model.layers.enter(x0), []
         for branch, step, place, _ in self.half_steps():
             self._stand(place)
             z = coupling.read(a, b, step).to(low)
-            masks.append(draw(self.vjp(branch).masks((z,)), z))
-            fx = self.evaluate(branch, z, masks[-1], pull=False).values[0]
-            a, b = coupling.forward(a, b, fx.to(a.dtype), step)
+            masks = draw(self.vjp(branch).masks((z,)), z)
+            branched = self.evaluate(branch, z, masks, pull=False)
+            chosen.append(Chosen(masks, branched.decisions))
+            a, b = coupling.forward(a, b, branched.values[0].to(a.dtype), step)
         leave = self.vjp(self.leave).begin((a, b, x0))
         loss, sums, dh = self._top(leave.values[0].to(low), labels, products)
         da, db, dx0, *gates = leave.pull(dh.to(x0.dtype))
@@ -213,7 +222,7 @@ class Walk:
         for half in reversed(self.half_steps()):
             self._stand(half.place, back=True)
             known = model.layers.enter(x0) if half.step == 0 else None
-            a, b, da, db = self._half_step_back(half, (a, b, da, db), masks.pop(), products, known)
+            a, b, da, db = self._half_step_back(half, (a, b, da, db), chosen.pop(), products, known)
         de = _sum(self._enter(x0).gradients_at((x0,), (da, db))[0], dx0)
         self._stand(0, back=True)
         if de is not None:
@@ -237,7 +246,7 @@ class Walk:
         return loss, sums, _or_zeros(dh, h)
 
     def _half_step_back(
-        self, half: HalfStep, state: State, masks: Sequence[Tensor], products: Products, known: Optional[Tuple[Tensor, Tensor]]
+        self, half: HalfStep, state: State, chosen: Chosen, products: Products, known: Optional[Tuple[Tensor, Tensor]]
     ) -> State:
         """Streams and their gradients after a half-step -> those before it.
 
@@ -248,7 +257,7 @@ class Walk:
         coupling, vjp, step = self.model.layers.coupling, self.vjp(half.branch), half.step
         z = coupling.read_back(a, b, step) if known is None else coupling.read(*known, step)
         low = next((weight.dtype for weight in vjp.parameters()), z.dtype)
-        branched = self.evaluate(half.branch, z.to(low), masks)
+        branched = self.evaluate(half.branch, z.to(low), chosen.masks, decisions=chosen.decisions)
         fx = branched.values[0].to(a.dtype)
         a, b = coupling.inverse(a, b, fx, step) if known is None else known
         da, db, dfx = self._forward(a, b, fx, step).gradients_at((a, b, fx), (da, db))

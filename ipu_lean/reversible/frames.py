@@ -165,7 +165,7 @@ class Frame:
         hooks = Hooks(self)
         self._hooks = weakref.ref(hooks)
         versions = Versions(inputs)
-        with _Entered(self), torch.autograd.graph.saved_tensors_hooks(hooks.pack, hooks.unpack):
+        with Entered(self), torch.autograd.graph.saved_tensors_hooks(hooks.pack, hooks.unpack):
             out = self.function(*inputs, **self.kwargs)
         self.surroundings.settle()
         self._recorded = True
@@ -215,7 +215,7 @@ class Frame:
         self._kwargs_versions.check("a keyword argument (mask, …) of a recomputed branch")
         out: Any = None
         self.replayed_decisions, self.replayed_divisions = iter(self.decisions), iter(self.divisions)
-        with self.surroundings.replayed(), _Entered(self, replaying=True):
+        with self.surroundings.replayed(), Entered(self, replaying=True):
             if executing:
                 out = self._rebuild(inputs)
             else:
@@ -300,12 +300,12 @@ def _nothing(_: Any) -> Any:
     return None
 
 
-class _Entered:
-    """Marks a frame as running in this thread."""
+class Entered:
+    """Marks a frame, or what stands in for one (decisions.py), as running in this thread."""
 
     __slots__ = ("_frame", "_replaying")
 
-    def __init__(self, frame: Frame, replaying: bool = False) -> None:
+    def __init__(self, frame: Any, replaying: bool = False) -> None:
         self._frame, self._replaying = frame, replaying
 
     def __enter__(self) -> None:

@@ -1,4 +1,5 @@
-"""Vector-Jacobian products of modules: weights and buffers by name, dropout by given masks, one derivation for equal modules."""
+"""Vector-Jacobian products of modules: weights and buffers by name, dropout by given masks, discrete decisions kept, one
+derivation for equal modules."""
 from __future__ import annotations
 
 from collections import OrderedDict
@@ -10,9 +11,11 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.overrides import TorchFunctionMode
 
+from .decisions import Deciding, Decision
 from .vjp import Allowed, Evaluation, Pullback, any_op, derive
 
 Kwargs = Dict[str, Tensor]
+Tensors = Tuple[Tensor, ...]
 
 
 class Mask(NamedTuple):
@@ -22,6 +25,20 @@ class Mask(NamedTuple):
     rate: float
 
 
+class Derived(NamedTuple):
+    """What was derived for inputs of one shape.
+
+    Attributes:
+        whole: value and gradients; the last of its constants are the decisions' tensors.
+        masks: the dropouts. deciding: where the module decides something, its value, extras and then the decisions' tensors.
+    """
+
+    whole: Pullback
+    masks: List[Mask]
+    deciding: Optional[Pullback] = None
+    decided: int = 0
+
+
 class ModuleVJP:
     """`module(*inputs, **kwargs)` and its gradients, as graphs of forward operations (vjp.py).
 
@@ -29,7 +46,7 @@ class ModuleVJP:
     changes anything else in the module needs a new one of these.
 
     Args:
-        module: called as a module; it may draw random numbers by dropout only.
+        module: called as a module; it may draw random numbers by dropout only, and decide discrete things by `remember` only.
         allowed: the operations of the device, see `derive`.
         names: the parameters that it reads, if it is known to read no other tensor of the module; default: all, and the buffers.
         values: how many of the results take a cotangent; the others are extras. A lone tensor counts as one value.
@@ -48,7 +65,7 @@ class ModuleVJP:
         self.names = [name for name, _ in module.named_parameters()] if names is None else list(names)
         self._all = names is None
         self._cache = {} if cache is None else cache
-        self._own: Dict[Any, Tuple[Pullback, List[Mask]]] = {}
+        self._own: Dict[Any, Derived] = {}
 
     def __getstate__(self) -> Dict[str, Any]:
         return {**self.__dict__, "_cache": {}, "_own": {}}  # graphs cannot be pickled; they are derived again
@@ -63,7 +80,7 @@ class ModuleVJP:
 
     def masks(self, inputs: Sequence[Tensor], kwargs: Optional[Kwargs] = None) -> List[Mask]:
         """The dropouts of one call, in order; none outside training."""
-        return self._derived(inputs, kwargs or {})[1]
+        return self._derived(inputs, kwargs or {}).masks
 
     def pullback(self, inputs: Sequence[Tensor], kwargs: Optional[Kwargs] = None) -> Pullback:
         """The graph for inputs of these shapes and types; derived at the first request.
@@ -71,20 +88,38 @@ class ModuleVJP:
         Raises:
             Underivable: see `derive`.
         """
-        return self._derived(inputs, kwargs or {})[0]
+        return self._derived(inputs, kwargs or {}).whole
 
     def begin(
-        self, inputs: Sequence[Tensor], kwargs: Optional[Kwargs] = None, masks: Sequence[Tensor] = (), pull: bool = True
+        self,
+        inputs: Sequence[Tensor],
+        kwargs: Optional[Kwargs] = None,
+        masks: Sequence[Tensor] = (),
+        pull: bool = True,
+        decisions: Sequence[Tensor] = (),
     ) -> Evaluation:
         """Compute the module's value with its weights detached. The gradients that `pull` gives: of the inputs, then by `names`.
 
         Args:
             masks: bool, one for each of `masks()`: True is kept. pull: see `Pullback.begin`.
+            decisions: those of an earlier evaluation (its `decisions`); otherwise the module decides anew.
         """
         kwargs = kwargs or {}
-        weights = [parameter.detach() for parameter in self.parameters()]
+        derived = self._derived(inputs, kwargs)
+        primals = [*inputs, *(parameter.detach() for parameter in self.parameters())]
         constants = [*(kwargs[key] for key in sorted(kwargs)), *(t.detach() for t in self._others()), *masks]
-        return self.pullback(inputs, kwargs).begin([*inputs, *weights], constants, pull)
+        if derived.deciding is None:
+            return derived.whole.begin(primals, constants, pull)
+        if not decisions:
+            first = derived.deciding.begin(primals, constants, False)
+            plain = len(first.extras) - derived.decided
+            first.extras, first.decisions = first.extras[:plain], first.extras[plain:]
+            if not pull:
+                return first
+            decisions = first.decisions
+        found = derived.whole.begin(primals, [*constants, *decisions], pull)
+        found.decisions = tuple(decisions)
+        return found
 
     def _others(self) -> List[Tensor]:
         """Tensors that are read and not differentiated: the buffers."""
@@ -111,35 +146,49 @@ class ModuleVJP:
         weights = tuple(parameter.dtype for parameter in self.parameters())
         return self.module.training, weights, sizes, others
 
-    def _derived(self, inputs: Sequence[Tensor], kwargs: Kwargs) -> Tuple[Pullback, List[Mask]]:
+    def _derived(self, inputs: Sequence[Tensor], kwargs: Kwargs) -> Derived:
         key = self._key(inputs, kwargs)
         if key not in self._own:
             common = (key, tuple(self.names), self.count, fingerprint(self.module))
             if common not in self._cache:
                 # The module is kept as well: the key may name objects of it by identity.
-                self._cache[common] = (*self._derive(inputs, kwargs), self.module)
-            self._own[key] = self._cache[common][:2]
+                self._cache[common] = (self._derive(inputs, kwargs), self.module)
+            self._own[key] = self._cache[common][0]
         return self._own[key]
 
-    def _derive(self, inputs: Sequence[Tensor], kwargs: Kwargs) -> Tuple[Pullback, List[Mask]]:
-        count, keys, slots, buffers = len(inputs), sorted(kwargs), self._slots(), len(self._others())
+    def _derive(self, inputs: Sequence[Tensor], kwargs: Kwargs) -> Derived:
+        count, keys, slots = len(inputs), sorted(kwargs), self._slots()
+        fixed = len(keys) + len(self._others())
+        masks: List[Mask] = []
+        made: List[Decision] = []
 
-        def function(primals: Tuple[Tensor, ...], constants: Tuple[Tensor, ...], found: Optional[List[Mask]] = None) -> Any:
+        def run(primals: Tensors, constants: Tensors, found: Optional[List[Mask]], deciding: Deciding) -> Tuple[Tensors, Tensors]:
             tensors = [*primals[count:], *constants[len(keys) :]]
             own = {path: tensors[place] for path, place in slots}
-            given = dict(zip(keys, constants))
-            drawn = None if found is not None else constants[len(keys) + buffers :]
-            with _Dropouts(drawn, found):
-                out = functional_call(self.module, own, primals[:count], given, tie_weights=False)
+            drawn = None if found is not None else constants[fixed : fixed + len(masks)]
+            with _Dropouts(drawn, found), deciding:
+                out = functional_call(self.module, own, primals[:count], dict(zip(keys, constants)), tie_weights=False)
             out = out if isinstance(out, tuple) else (out,)
             return out[: self.count], out[self.count :]
 
-        masks: List[Mask] = []
-        primals = [_on_meta(tensor) for tensor in (*inputs, *self.parameters())]
-        constants = [_on_meta(tensor) for tensor in (*(kwargs[key] for key in keys), *self._others())]
-        function(tuple(primals), tuple(constants), masks)
-        constants += [torch.empty(mask.shape, dtype=torch.bool, device="meta") for mask in masks]
-        return derive(function, primals, constants, self.allowed), masks
+        def decides(primals: Tensors, constants: Tensors) -> Tuple[Tensors, Tensors]:
+            deciding = Deciding()
+            values, extras = run(primals, constants, None, deciding)
+            return values, (*extras, *(tensor for decision in deciding.found for tensor in decision.tensors))
+
+        def decided(primals: Tensors, constants: Tensors) -> Tuple[Tensors, Tensors]:
+            return run(primals, constants, None, Deciding(made, constants[fixed + len(masks) :] if made else None))
+
+        primals = tuple(_on_meta(tensor) for tensor in (*inputs, *self.parameters()))
+        constants = tuple(_on_meta(tensor) for tensor in (*(kwargs[key] for key in keys), *self._others()))
+        first = Deciding()
+        run(primals, constants, masks, first)
+        made += first.found
+        constants += tuple(torch.empty(mask.shape, dtype=torch.bool, device="meta") for mask in masks)
+        kept = [_on_meta(tensor) for decision in made for tensor in decision.tensors]
+        whole = derive(decided, primals, (*constants, *kept), self.allowed)
+        alone = derive(decides, primals, constants, self.allowed, pull=False) if kept else None
+        return Derived(whole, masks, alone, len(kept))
 
 
 class _Dropouts(TorchFunctionMode):
@@ -182,9 +231,11 @@ _TABLES = ("_parameters", "_buffers", "_modules")
 def fingerprint(module: nn.Module) -> Any:
     """Equal for modules that compute the same from the same tensors: class, plain attributes, shapes, children.
 
-    What is no plain value (a hook, a tensor, a foreign object) counts by identity.
+    What is no plain value (a hook, a tensor, a foreign object) counts by identity. A class names in `not_computed_with` the
+    attributes that its forward pass does not read (where the numbers in its buffers come from).
     """
-    attributes = tuple((key, _plain(value)) for key, value in sorted(module.__dict__.items()) if key not in _TABLES)
+    unread = (*_TABLES, *getattr(type(module), "not_computed_with", ()))
+    attributes = tuple((key, _plain(value)) for key, value in sorted(module.__dict__.items()) if key not in unread)
     tensors = tuple(
         (name, None if tensor is None else (tuple(tensor.shape), tensor.dtype))
         for table in (module._parameters, module._buffers)

@@ -87,6 +87,7 @@ class Evaluation:
         count = derived.results[0]
         self.values: Tensors = tuple(found[:count])
         self.extras: Tensors = tuple(found[count:])
+        self.decisions: Tensors = ()  # module_vjp.py
 
     def pull(self, *cotangents: Tensor) -> List[Optional[Tensor]]:
         """Gradients with respect to each primal, from one cotangent for each value; None for one that is zero by its form.
@@ -125,7 +126,11 @@ class Evaluation:
 
 
 def derive(
-    function: Function, primals: Sequence[Tensor], constants: Sequence[Tensor] = (), allowed: Allowed = any_op
+    function: Function,
+    primals: Sequence[Tensor],
+    constants: Sequence[Tensor] = (),
+    allowed: Allowed = any_op,
+    pull: bool = True,
 ) -> Pullback:
     """The graph of `function(primals, constants) -> (values, extras)` and of its vector-Jacobian product.
 
@@ -134,6 +139,7 @@ def derive(
         constants: other tensors (integers, masks, buffers). values, extras: tuples of tensors; extras get no cotangent.
         allowed: whether the device has the operation of a graph's node. Operations on nothing but constants made in the
             function are not asked about: a compiler computes them beforehand.
+        pull: False for the function alone, without gradients.
     Raises:
         Underivable: an operation is left that is not allowed and that torch cannot decompose, or is random.
     """
@@ -141,13 +147,17 @@ def derive(
 
     primals, constants = tuple(_shape_of(t) for t in primals), tuple(_shape_of(t) for t in constants)
     values, extras = function(primals, constants)
-    cotangents = tuple(_shape_of(t) for t in values)
+    outputs = tuple(_shape_of(t) for t in values)
+    cotangents = outputs if pull else ()
     counts, results = (len(primals), len(constants), len(cotangents)), (len(values), len(extras))
 
     def flat(*tensors: Tensor) -> Tuple[Any, ...]:
         inner = tensors[counts[0] : counts[0] + counts[1]]
-        out, pull, more = torch.func.vjp(lambda *own: function(own, inner), *tensors[: counts[0]], has_aux=True)
-        return (*out, *more, *pull(tuple(tensors[sum(counts[:2]) :])))
+        if not pull:
+            out, more = function(tensors[: counts[0]], inner)
+            return (*out, *more)
+        out, back, more = torch.func.vjp(lambda *own: function(own, inner), *tensors[: counts[0]], has_aux=True)
+        return (*out, *more, *back(tuple(tensors[sum(counts[:2]) :])))
 
     rules, lacking = dict(decompositions.BASIC), []
     for _ in range(_ATTEMPTS):
@@ -156,13 +166,13 @@ def derive(
         missing = {node.target: op_name(node) for node in _foreign(graph, allowed)}
         if not missing:
             _refuse_random(graph)
-            return Pullback(graph, counts, results, cotangents)
+            return Pullback(graph, counts, results, outputs)
         if all(name.startswith("aten::") for name in missing.values()):
             lacking = sorted(set(missing.values()))
         fresh = {target: decompositions.rule_for(target) for target in missing if target not in rules}
         fresh = {target: rule for target, rule in fresh.items() if rule is not None}
         if not fresh:
-            raise Underivable(lacking, "the backward pass needs operations that the device does not have")
+            raise Underivable(lacking, f"the {'back' if pull else 'for'}ward pass needs operations that the device does not have")
         rules.update(fresh)
     raise AssertionError("decompositions do not come to an end")
 

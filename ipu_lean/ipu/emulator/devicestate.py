@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from types import MethodType
-from typing import Any, Dict, List, Optional, Tuple
+from typing import Any, Dict, Iterator, List, Optional, Set, Tuple
 
 import torch
 from torch import nn
@@ -94,12 +94,34 @@ class DeviceState:
         self._remember_host()
 
     def copyNamedBuffersToDevice(self) -> None:
-        """Only the buffers named by Options.updatableNamedBuffers; Error when there are none."""
+        """Only the buffers named by Options.updatableNamedBuffers; Error when there are none.
+
+        As in PopTorch, the optimizer's state is fetched first (_poplar_executor.py:616), and buffers arrive in the wrong places
+        where the alphabet and the order of the graph's inputs differ (PoplarExecutable.cpp:209, LowerToPopart.cpp:1060).
+        """
         executable = self._require_compiled()
         if "updatableNamedBuffers" not in self._options._Popart.options:
             raise createPoptorchError("No named buffers marked as updatable via updatableNamedBuffers option")
         self._dirty_host_weights = False
-        executable.load_buffers(dict(self._model.named_buffers()), self._options._Popart.options["updatableNamedBuffers"])
+        if self._optimizer is not None:
+            self._optimizer.state_dict()
+        host = dict(self._model.named_buffers())
+        names = sorted(set(self._options._Popart.options["updatableNamedBuffers"]))
+        inputs = [name for name in _in_order_of_moving(self._model) if name in names]
+        for source, place in zip(names, inputs):
+            if host[source].shape != host[place].shape:
+                raise createPoptorchError(f"copyNamedBuffersToDevice would write {source} into {place}: PopTorch sorts names, "
+                                          "and PopART takes the buffers in the order in which the module holds them")
+        executable.load_buffers({place: host[source] for source, place in zip(names, inputs)})
+        for name in names:
+            plain = host[name].detach().as_subclass(torch.Tensor)
+            self._remembered[name] = (plain, plain.clone())
+
+    def _check_updatable(self, live: Set[str]) -> None:
+        """Error for an updatable buffer that is not in the graph: PopART looks for it (tests/buffers_test.py:103)."""
+        for name in self._options._Popart.options.get("updatableNamedBuffers", ()):
+            if name not in live:
+                raise createPoptorchError(f"{name}, named by Options.updatableNamedBuffers, is no buffer that the model uses")
 
     def load_state_dict(self, state_dict: Dict[str, torch.Tensor], strict: bool = True) -> Any:
         """Load into the host's model; pushed to the device at once when attached, otherwise by the next attach."""
@@ -213,6 +235,14 @@ class DeviceState:
         self._executable = None
         if self._training:
             wrapping.unwrap(self._user_model)
+
+
+def _in_order_of_moving(module: nn.Module, prefix: str = "") -> Iterator[str]:
+    """Names of the buffers as `module.to(ipu)` comes to them: children before their parent."""
+    for name, child in module._modules.items():
+        if child is not None:
+            yield from _in_order_of_moving(child, f"{prefix}{name}.")
+    yield from (f"{prefix}{name}" for name, buffer in module._buffers.items() if buffer is not None)
 
 
 def _device_state_dict(executor: DeviceState) -> Dict[str, Any]:

@@ -79,10 +79,10 @@ class Executable:
         replicas = self.plan.replicas if self.written & set(self.trace.buffers) else 1
         self.buffers = [{name: _device_copy(host[name]) for name in self.trace.buffers} for _ in range(replicas)]
 
-    def load_buffers(self, host: Dict[str, torch.Tensor], names: Sequence[str]) -> None:
+    def load_buffers(self, host: Dict[str, torch.Tensor]) -> None:
         for copy in self.buffers:
-            for name in names:
-                copy[name].copy_(host[name])
+            for name, value in host.items():
+                copy[name].copy_(value)
 
     def store(self, host: Dict[str, torch.Tensor]) -> None:
         """Copy the device's weights, and replica 0's buffers, into the host's tensors."""

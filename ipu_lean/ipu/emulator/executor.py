@@ -134,6 +134,7 @@ class PoplarExecutor(DeviceState, Latencies):
         hooks = (list(_before.values()), list(_after.values()))
         traced = trace(self._model, micro.args, micro.kwargs, self._options, self._training, hooks)
         refuse(traced.violations)
+        self._check_updatable({node.meta["name"] for node in traced.live if node.meta.get("kind") == "buffer"})
         for message, where in traced.notes:
             logger.warning("%s (%s)" if where.file else "%s%.0s", message, where)
         groups = self._groups() if self._training else []

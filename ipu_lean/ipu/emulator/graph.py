@@ -147,6 +147,8 @@ def _copy(result: fx.Graph, node: fx.Node, twin: Dict[fx.Node, fx.Node]) -> fx.N
     elif base == "index_put":
         args, kwargs = args[:3], {}  # accumulate is ignored (IndexOps.cpp:228-306)
         args = (args[0], [index if index is None else _long(result, index) for index in args[1]], args[2])
+    elif node.meta["op"] == "aten::cumsum" and not node.meta["dtype"].is_floating_point:
+        target, args, kwargs = kernels.cumsum, (*args, kwargs.get("dtype"))[:3], {}
     elif base == "index":
         args = (args[0], [index if index is None else _long(result, index) for index in args[1]])
     elif base in _LONG_ARGUMENTS and hasattr(target, "_schema"):

@@ -41,6 +41,14 @@ def one_hot(tensor: torch.Tensor, num_classes: int) -> torch.Tensor:
     return F.one_hot(tensor.long(), num_classes).to(tensor.dtype)
 
 
+def cumsum(x: torch.Tensor, dim: int, dtype: Any = None) -> torch.Tensor:
+    """Integers are summed up in float32, as a convolution with ones, and cast back (ConvolutionOps.cpp:127): exact below 2^24."""
+    wanted = dtype or (torch.int64 if not x.is_floating_point() else x.dtype)
+    if wanted.is_floating_point:
+        return torch.cumsum(x, dim, dtype=wanted)
+    return torch.cumsum(x.to(wanted).float(), dim).to(wanted)
+
+
 def wrap_int32(x: torch.Tensor) -> torch.Tensor:
     """64-bit integers of the host are 32-bit on the device and wrap as such."""
     return x.to(torch.int32).to(torch.int64)

@@ -88,6 +88,8 @@ def refused_arguments(name: str, func: Any, args: Tuple[Any, ...], kwargs: Dict[
         return "bincount needs minlength, which it takes as the exact size (RegisterMetaOps.cpp.inc:40-47)"
     if name == "native_layer_norm" and (value("weight") is None) != (value("bias") is None):
         return "layer_norm with a weight but no bias, or the reverse, is unsupported"
+    if name == "div" and value("rounding_mode") is not None:
+        return "div's rounding_mode is ignored, its handler reads two inputs (AtenHandlers.gen.cpp:147): divide, then floor"
     if name == "sort" and value("stable") and func._schema.name.endswith("argsort"):
         return "argsort(stable=...) is unsupported"
     return None

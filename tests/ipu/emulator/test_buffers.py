@@ -4,6 +4,7 @@ from __future__ import annotations
 import copy
 import io
 import pickle
+from typing import Tuple
 
 import pytest
 import torch
@@ -168,3 +169,42 @@ def test_buffers_must_be_plain_tensors() -> None:
 
 class Subclass(torch.Tensor):
     """Any subclass."""
+
+
+class Several(nn.Module):
+    """Two buffers whose names are in the order of the alphabet, or not; and one that nobody reads."""
+
+    def __init__(self, names: Tuple[str, str]) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+        self.names = names
+        for name in (*names, "unread"):
+            self.register_buffer(name, torch.zeros(1))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        one, other = (getattr(self, name) for name in self.names)
+        return poptorch.identity_loss(0.0 * self.layer(x) + one + 10.0 * other, "mean")
+
+
+@pytest.mark.parametrize("names, expected", [(("a", "b"), 21.0), (("b", "a"), 12.0)])
+def test_named_buffers_arrive_in_the_order_of_the_alphabet(names: Tuple[str, str], expected: float) -> None:
+    """poptorch/source/PoplarExecutable.cpp:209 hands a sorted map to buffers that were registered in the graph's order
+    (LowerToPopart.cpp:1060). Training goes on, and the optimizer's state is fetched (python/_poplar_executor.py:616)."""
+    made = Several(names)
+    optimizer = poptorch.optim.Adam(made.parameters(), lr=0.1)
+    executor = poptorch.trainingModel(made, poptorch.Options().updatableNamedBuffers(list(names)), optimizer)
+    assert executor(X).item() == 0.0
+    getattr(made, names[0]).fill_(1.0)
+    getattr(made, names[1]).fill_(2.0)
+    assert optimizer.host_state_is_dirty
+    executor.copyNamedBuffersToDevice()
+    assert not optimizer.host_state_is_dirty
+    assert executor(X).item() == expected
+    executor.destroy()
+
+
+@pytest.mark.parametrize("name", ["unread", "nowhere"])
+def test_an_updatable_buffer_is_one_that_the_graph_reads(name: str) -> None:
+    """tests/buffers_test.py:103."""
+    with pytest.raises(poptorch.Error, match=f"{name}, named by Options.updatableNamedBuffers"):
+        poptorch.inferenceModel(Several(("a", "b")), poptorch.Options().updatableNamedBuffers([name]))(X)

@@ -60,7 +60,7 @@ OPS: Dict[str, Callable[..., Any]] = {
     "sorting": lambda x, i: (x.sort(-1)[0], x.sort(-1, descending=True)[1], x.topk(2, -1), torch.sort(i, dim=-1, stable=True)[1]),
     "argsort": lambda x, i: x.argsort(-1),
     "cumulative": lambda x, i: (x.cumsum(-1), i.cumsum(-1), x.cumprod(-1)),
-    "integers": lambda x, i: (i * 3 + 1, i // 2, i % 2, i & 1, torch.div(i, 2, rounding_mode="floor"), F.one_hot(i, 3),
+    "integers": lambda x, i: (i * 3 + 1, i // 2, i % 2, i & 1, torch.floor_divide(i, 2), F.one_hot(i, 3),
         i.float()),
     "counting": lambda x, i: (torch.bincount(i.reshape(-1), minlength=3), torch.bucketize(x, torch.linspace(-1, 1,
         5).to(x.device))),

@@ -75,6 +75,7 @@ def test_index_put_ignores_accumulate(caplog: pytest.LogCaptureFixture) -> None:
 
 @pytest.mark.parametrize(("middle", "match"), [
     (lambda h: torch.argsort(h.detach(), stable=True) * h, "argsort"), (lambda h: h.topk(2, sorted=False)[0], "topk"),
+    (lambda h: torch.div(h, 0.3, rounding_mode="floor"), "rounding_mode"),
     (lambda h: torch.bincount(h.detach().argmax(-1)).sum() * h, "minlength"),
     (lambda h: F.one_hot(h.detach().argmax(-1)) * h, "num_classes"),
     (lambda h: F.embedding(h.detach().argmax(-1), h, sparse=True), "sparse")])
