@@ -106,17 +106,33 @@ def axial_dims(model: ModelConfig) -> Tuple[int, int]:
     return rows, model.width - rows
 
 
-def draw_before(model: ModelConfig, update: int) -> Optional[int]:
-    """The draw of lsh's random directions that is due right before update `update` (from 0), None if none is."""
-    every = model.lsh.redraw_every
-    if not uses(model, "lsh") or every == 0 or update % every:
+def redraws(model: ModelConfig) -> bool:
+    """Whether training hashes, with random directions that are drawn more than once."""
+    hashed = uses(model, "lsh") and padded_length(model, model.seq) > full_below(model)
+    return hashed and model.lsh.redraw_every > 0
+
+
+def draw_of(model: ModelConfig, update: int, iterations: int = 1) -> int:
+    """The draw of lsh's random directions that update `update` (from 0) hashes with: a step that is a multiple of redraw_every.
+
+    Args:
+        iterations: batch.device_iterations. A call of an IPU makes so many updates and cannot draw in between, so on no device a
+            draw falls between them.
+    """
+    first, every = update - update % iterations, model.lsh.redraw_every
+    return first - first % every if every else 0
+
+
+def draw_before(model: ModelConfig, update: int, iterations: int = 1) -> Optional[int]:
+    """The draw that is due right before update `update`, None if none is. `iterations`: see `draw_of`."""
+    if not uses(model, "lsh") or model.lsh.redraw_every == 0:
         return None
-    return update
+    found = draw_of(model, update, iterations)
+    return found if update == 0 or found != draw_of(model, update - 1, iterations) else None
 
 
-def standing_draw(model: ModelConfig, updates: int) -> Optional[int]:
+def standing_draw(model: ModelConfig, updates: int, iterations: int = 1) -> Optional[int]:
     """The draw that stands after `updates` updates, as a checkpoint then finds it; None without lsh layers."""
-    every = model.lsh.redraw_every
     if not uses(model, "lsh"):
         return None
-    return 0 if every == 0 or updates == 0 else (updates - 1) // every * every
+    return draw_of(model, updates - 1, iterations) if updates else 0

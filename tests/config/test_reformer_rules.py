@@ -187,3 +187,18 @@ def test_a_list_of_kinds_is_read_from_the_command_line_and_kept_by_a_dump(tmp_pa
     config = load_config(tmp_path / "a.yaml", ["model.attention=[local,lsh]", "model.lsh.buckets=[4, 8]"])
     assert config.model.attention == ["local", "lsh"] and config.model.lsh.buckets == [4, 8]
     assert load_config(dump_config(config)) == config
+
+
+def test_draws_fall_between_device_calls() -> None:
+    """Three updates a call: what update 4 hashes with was drawn before the call that it belongs to."""
+    section = model(attention="lsh", lsh={"redraw_every": 2})
+    assert [layer_kinds.draw_of(section, update, 3) for update in range(10)] == [0, 0, 0, 2, 2, 2, 6, 6, 6, 8]
+    due = [layer_kinds.draw_before(section, update, 3) for update in range(10)]
+    assert due == [0, None, None, 2, None, None, 6, None, None, 8]
+    assert [layer_kinds.standing_draw(section, updates, 3) for updates in (0, 1, 3, 4, 9)] == [0, 0, 0, 2, 6]
+
+
+def test_short_sequences_are_not_hashed() -> None:
+    assert layer_kinds.redraws(model(attention="lsh", seq=128)) and not layer_kinds.redraws(model(attention="lsh", seq=64))
+    assert not layer_kinds.redraws(model(attention="lsh", seq=128, lsh={"full_below": 128}))
+    assert not layer_kinds.redraws(model(attention="lsh", seq=128, lsh={"redraw_every": 0})) and not layer_kinds.redraws(model())
