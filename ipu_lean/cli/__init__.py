@@ -66,10 +66,11 @@ def prepare(arguments: argparse.Namespace) -> Summary:
     """Turn the corpus (or the images) of a configuration into packed files."""
     from ipu_lean.config import load_config
     from ipu_lean.data import prepare as prepare_text
-    from ipu_lean.data import prepare_images
+    from ipu_lean.data import prepare_images, prepare_labelled
 
     config = load_config(arguments.config, arguments.overrides)
-    prepared: Any = (prepare_text if config.data.images is None else prepare_images)(config, _progress)
+    text = prepare_text if config.data.labelled is None else prepare_labelled
+    prepared: Any = (text if config.data.images is None else prepare_images)(config, _progress)
     counts = {"train": len(prepared.train), **{name: len(tokens) for name, tokens in prepared.validation.items()}}
     for name, count in counts.items():
         print(f"{name}: {count:,} {prepared.unit}")

@@ -7,6 +7,7 @@ import re
 from typing import Optional
 
 from ipu_lean.config import derived
+from ipu_lean.config.head_rules import check_head
 from ipu_lean.config.ipu_rules import check_ipu
 from ipu_lean.config.kinds import check_kind
 from ipu_lean.config.layout import IPU_DEVICES
@@ -29,6 +30,7 @@ def check(config: Config) -> None:
     _precision(config)
     check_model(config.model, "model")
     check_kind(config)
+    check_head(config)
     _vocab(config)
     _mup(config)
     check_inner_width(config)
@@ -125,10 +127,12 @@ def _vocab(config: Config) -> None:
             key="data.tokenizer.vocab",
             value=tokenizer.vocab,
         )
-    known = derived.tokenizer_vocab(tokenizer) if tokenizer.path is None else None
+    known = derived.least_rows(config) if tokenizer.path is None else None
     if config.model.vocab is not None and known is not None and config.model.vocab < known:
+        extra = derived.extra_rows(config.model)
+        mask = " and the mask a row of its own" if extra else ""
         raise ConfigError(
-            f"the tokenizer has {known} pieces, so the model needs at least that many rows",
+            f"the tokenizer has {known - extra} pieces{mask}, so the model needs at least that many rows",
             key="model.vocab",
             value=config.model.vocab,
             suggestion=f"remove it, or use {known} or more",

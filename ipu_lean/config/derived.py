@@ -97,12 +97,12 @@ def group_of_visit(model: ModelConfig, visit: int) -> int:
 
 def tied(model: ModelConfig) -> bool:
     """Whether the readout is the embedding's matrix."""
-    return model.tied and model.kind == "gpt"
+    return model.tied and model.kind == "gpt" and model.head != "classifier"
 
 
 def labels_per_row(model: ModelConfig) -> int:
-    """Labels in one row of a batch: a token's successor at each position, or the one class of an image."""
-    return model.seq if model.kind == "gpt" else 1
+    """Labels in one row of a batch: one at each position, or the one class of an image or a text."""
+    return model.seq if model.kind == "gpt" and model.head != "classifier" else 1
 
 
 def is_mup(config: Config) -> bool:
@@ -210,6 +210,16 @@ def tokenizer_vocab(tokenizer: TokenizerConfig) -> int:
     if tokenizer.kind == "bytes":
         return BYTES_VOCAB
     return TRAINED_VOCAB if tokenizer.vocab is None else tokenizer.vocab
+
+
+def extra_rows(model: ModelConfig) -> int:
+    """Rows of the embedding that no piece of the tokenizer has: the mask's."""
+    return 1 if model.head == "masked-lm" else 0
+
+
+def least_rows(config: Config) -> int:
+    """Rows that the embedding needs (a loaded tokenizer knows its own number of pieces)."""
+    return tokenizer_vocab(config.data.tokenizer) + extra_rows(config.model)
 
 
 def horizon(config: Config) -> int:

@@ -120,7 +120,16 @@ class ModelConfig(Section):
     norm_eps: float = setting(1e-5, "Added to the variance before its root.", gt=0)
     sandwich: bool = setting(False, "A second norm on the output of each branch (Ding et al. 2021).")
     bias: bool = setting(True, "Biases in the linear layers.")
-    tied: bool = setting(True, "The readout shares the embedding's matrix.")
+    tied: bool = setting(True, "The readout shares the embedding's matrix. A classifier's never does.")
+    head: Literal["causal-lm", "masked-lm", "classifier"] = setting(
+        "causal-lm",
+        "What is predicted. `causal-lm`: the next token. `masked-lm`: tokens that are hidden from the model, from both sides, so "
+        "with `causal: false` (BERT). `classifier`: the class of a text (`data.labelled`). docs/heads.md.",
+    )
+    classes: Optional[int] = setting(None, "Classes that a classifier tells apart. Unset: those of `data.labelled`.", ge=2)
+    pooling: Literal["first", "mean"] = setting(
+        "first", "What a classifier reads: the state of the `first` token, as Reformer's does, or the `mean` over all tokens."
+    )
     attention_bias: Optional[bool] = setting(
         None, "Biases in the projections of the attention (query, key, value, output). Unset: as `bias`; Reformer has none."
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from ipu_lean.config import derived
+from ipu_lean.config.head_rules import check_head_model
 from ipu_lean.config.kinds import check_mlp
 from ipu_lean.config.model import ModelConfig
 from ipu_lean.config.reformer_rules import check_reformer
@@ -19,6 +20,7 @@ def check_model(model: ModelConfig, where: str) -> None:
         raise ConfigError(
             "a gpt reads tokens, which have no features", key=f"{where}.features", value=model.features, suggestion="remove it"
         )
+    check_head_model(model, where)
     _heads(model, where)
     if model.ffn_width is None and derived.ffn_width(model) < 1:
         raise ConfigError("ffn_ratio x width rounds to zero", key=f"{where}.ffn_ratio", value=model.ffn_ratio)

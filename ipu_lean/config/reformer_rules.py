@@ -28,13 +28,6 @@ def check_reformer(model: ModelConfig, where: str) -> None:
             value=True,
             suggestion=f"set `{where}.tied: false`, or remove it",
         )
-    if not model.causal and getattr(model, "head", "causal-lm") == "causal-lm":
-        raise ConfigError(
-            "a model that predicts the next token would see it",
-            key=f"{where}.causal",
-            value=False,
-            suggestion="remove it",
-        )
 
 
 def check_inner_width(config: Config) -> None:

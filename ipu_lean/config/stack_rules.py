@@ -100,7 +100,7 @@ def _streams(model: ModelConfig, stack: StackConfig, where: str) -> None:
             suggestion="use `auto`, `sum`, `mean`, `x` or `y`",
         )
     hidden = derived.hidden_width(model)
-    if model.tied and hidden != model.width:
+    if derived.tied(model) and hidden != model.width:
         raise ConfigError(
             f"with input {begin} and output {end} {hidden} features leave the stack, and a tied readout is the embedding, which "
             f"has {model.width}",

@@ -4,6 +4,8 @@ from __future__ import annotations
 from ipu_lean.data.batches import IGNORED, TrainBatches, check_vocab, check_windows, eval_batches, window_count
 from ipu_lean.data.corpora import open_corpus, resolve
 from ipu_lean.data.images import PreparedImages, prepare_images
+from ipu_lean.data.labelled import PreparedTexts, expected_classes, prepare_labelled
+from ipu_lean.data.masked import MaskedBatches, Masking, masked_eval_batches
 from ipu_lean.data.prepare import Prepared, prepare
 from ipu_lean.data.sampler import ResumableSampler
 from ipu_lean.data.shapes import blank_batch, expected_features, expected_vocab
@@ -12,8 +14,11 @@ from ipu_lean.data.tokens import TokenFile
 
 __all__ = [
     "IGNORED",
+    "MaskedBatches",
+    "Masking",
     "Prepared",
     "PreparedImages",
+    "PreparedTexts",
     "ResumableSampler",
     "TokenFile",
     "Tokenizer",
@@ -22,12 +27,15 @@ __all__ = [
     "check_vocab",
     "check_windows",
     "eval_batches",
+    "expected_classes",
     "expected_features",
     "expected_vocab",
     "load_tokenizer",
+    "masked_eval_batches",
     "open_corpus",
     "prepare",
     "prepare_images",
+    "prepare_labelled",
     "resolve",
     "train_tokenizer",
     "window_count",

@@ -39,14 +39,15 @@ def check_windows(tokens: int, seq: int, rows: int = 1) -> int:
     return windows
 
 
-def check_vocab(model_vocab: int, tokenizer_vocab: int) -> None:
-    """ConfigError unless the model has an embedding for every id; more rows than ids are padding and allowed."""
-    if model_vocab < tokenizer_vocab:
+def check_vocab(model_vocab: int, tokenizer_vocab: int, extra: int = 0) -> None:
+    """ConfigError unless the model has an embedding for every id and for `extra` more (a mask); further rows are padding."""
+    if model_vocab < tokenizer_vocab + extra:
+        mask = " and the mask is one more" if extra else ""
         raise ConfigError(
-            f"the model has {model_vocab:,} embeddings, the tokenizer makes ids up to {tokenizer_vocab - 1:,}",
+            f"the model has {model_vocab:,} embeddings, the tokenizer makes ids up to {tokenizer_vocab - 1:,}{mask}",
             key="model.vocab",
             value=model_vocab,
-            suggestion=f"leave model.vocab out, or set it to at least {tokenizer_vocab}",
+            suggestion=f"leave model.vocab out, or set it to at least {tokenizer_vocab + extra}",
         )
 
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Dict, Optional
 
-from ipu_lean.config.derived import tokenizer_vocab
+from ipu_lean.config.derived import extra_rows, tokenizer_vocab
 from ipu_lean.data import store
 from ipu_lean.data.batches import check_vocab, check_windows
 from ipu_lean.data.build import Plan, Progress, build_corpus
@@ -75,7 +75,7 @@ def prepare(config: Config, progress: Optional[Progress] = None, verify: bool = 
     }
     plan = tokenizer_plan(data.tokenizer, sum(shares.values()))
     if plan.ready is not None and config.model.vocab is not None:
-        check_vocab(config.model.vocab, plan.ready.vocab)
+        check_vocab(config.model.vocab, plan.ready.vocab, extra_rows(config.model))
     path, manifest = build_corpus(cache, source, plan, "data.corpus", report, verify)
     tokenizer = load_tokenizer(path / "tokenizer")
     sets = split_tokens(path / manifest["token_file"], manifest["tokens"], shares)

@@ -14,10 +14,12 @@ if TYPE_CHECKING:
 
 
 def expected_vocab(config: Config) -> int:
-    """Rows of the readout: the classes of the images; `model.vocab`, or the tokenizer's number (a loaded one knows its own)."""
+    """What `build_model` is told of the data: the classes of the images; for text the rows of the embedding, `model.vocab` or the
+    tokenizer's number and the mask's (a loaded tokenizer knows its own).
+    """
     if config.data.images is not None:
         return image_size(config.data.images)[1]
-    return config.model.vocab or derived.tokenizer_vocab(config.data.tokenizer)
+    return config.model.vocab or derived.least_rows(config)
 
 
 def expected_features(config: Config) -> int:
@@ -28,9 +30,11 @@ def expected_features(config: Config) -> int:
 def blank_batch(config: Config, rows: int) -> Batch:
     """(inputs, labels) of the shapes and types that the model takes; the labels count nothing.
 
-    Text: int32 `[rows, seq]` twice. Images: float32 `[rows, features]`, int32 `[rows]`.
+    Text: int32 `[rows, seq]` twice. Labelled text: int32 `[rows, seq]` and `[rows]`. Images: float32 `[rows, features]`, int32
+    `[rows]`.
     """
     if config.model.kind == "mlp":
         return np.zeros((rows, expected_features(config)), np.float32), np.full(rows, IGNORED, np.int32)
     shape = (rows, config.model.seq)
-    return np.zeros(shape, np.int32), np.full(shape, IGNORED, np.int32)
+    labels = rows if config.model.head == "classifier" else shape
+    return np.zeros(shape, np.int32), np.full(labels, IGNORED, np.int32)

@@ -53,6 +53,10 @@ class TokenFile:
     def __reduce__(self) -> Tuple[Any, ...]:
         return TokenFile, (str(self.path), self.start, self.stop)
 
+    def flat(self) -> np.ndarray:
+        """All tokens as they are stored, `[tokens]`: a view of the memory map."""
+        return np.asarray(self._map[self.start : self.stop])
+
     def read(self, start: int, count: int) -> np.ndarray:
         """Tokens `start` .. `start + count` as int32 `[count]`; IndexError outside the file."""
         if start < 0 or count < 0 or start + count > len(self):

@@ -163,7 +163,8 @@ def _quiet() -> Iterator[None]:
 
 def _batch_lines(config: Config) -> List[str]:
     batch = config.batch
-    each = f"rows of {config.model.seq} tokens" if config.model.kind == "gpt" else "images"
+    texts = "texts" if config.model.head == "classifier" else "rows"
+    each = f"{texts} of {config.model.seq} tokens" if config.model.kind == "gpt" else "images"
     iterations = eval_device_iterations(config)
     rows = batch.global_batch * batch.device_iterations
     return [

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from ipu_lean.config import Config, ModelConfig, derived
 from ipu_lean.errors import ConfigError
-from ipu_lean.models.gpt import GPT
-from ipu_lean.models.resolve import structure
+from ipu_lean.models.classifier import make_gpt
+from ipu_lean.models.resolve import structure, with_classes
 from ipu_lean.models.spec import GPTSpec
 from ipu_lean.mup import BaseShapes, base_shapes_from_pair, base_shapes_from_width, finite_base_shapes, shapes_on_meta
 
 # What base and target of a pair must share, since none of it is a width: other values give other tensors.
-_ALIKE = ("kind", "positions", "norm", "sandwich", "bias", "tied", "stack")
+_ALIKE = ("kind", "head", "pooling", "positions", "norm", "sandwich", "bias", "tied", "stack")
 
 
 def base_shapes_for(config: Config, vocab: int) -> BaseShapes:
@@ -19,7 +19,7 @@ def base_shapes_for(config: Config, vocab: int) -> BaseShapes:
     With `mup.base_width` the model is built there and at twice that width. With `mup.base` the base is that model section, and
     what grows is what grows when its width is doubled; depth and layer groups are the target's, since depth has its own rule.
     """
-    model = config.model
+    model = with_classes(config)
     if not derived.is_mup(config):
         return finite_base_shapes(_shapes(model, model, vocab))
     if config.mup.base is not None:
@@ -36,7 +36,7 @@ def base_shapes_for(config: Config, vocab: int) -> BaseShapes:
         )
     assert config.mup.base_width is not None  # the configuration's own checks have seen to it
     return base_shapes_from_width(
-        lambda width: GPT(_shape_spec(derived.at_width(model, width), model, vocab)), config.mup.base_width, model.width
+        lambda width: make_gpt(_shape_spec(derived.at_width(model, width), model, vocab)), config.mup.base_width, model.width
     )
 
 
@@ -46,14 +46,15 @@ def _shape_spec(model: ModelConfig, target: ModelConfig, vocab: int) -> GPTSpec:
     No parameter's shape depends on the heads, so there is one: widths that the heads do not divide (twice the base) can be built.
     """
     parts = structure(model, vocab)
-    parts.update(heads=1, depth=target.depth, groups=target.num_hidden_groups, num_inner_groups=target.num_inner_groups)
+    parts.update(heads=1, classes=target.classes or 0)
+    parts.update(depth=target.depth, groups=target.num_hidden_groups, num_inner_groups=target.num_inner_groups)
     if parts["positions"] == "rotary":
         parts["positions"] = "none"  # it has no parameters
     return GPTSpec(**parts)
 
 
 def _shapes(model: ModelConfig, target: ModelConfig, vocab: int) -> dict:
-    return shapes_on_meta(lambda: GPT(_shape_spec(model, target, vocab)))
+    return shapes_on_meta(lambda: make_gpt(_shape_spec(model, target, vocab)))
 
 
 def _check_pair(target: ModelConfig, base: ModelConfig, vocab: int) -> None:

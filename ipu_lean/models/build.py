@@ -8,6 +8,7 @@ import torch
 
 from ipu_lean.config import Config, derived
 from ipu_lean.models.base import base_shapes_for
+from ipu_lean.models.classifier import make_gpt
 from ipu_lean.models.gpt import GPT
 from ipu_lean.models.mlp import MLP
 from ipu_lean.models.resolve import spec_of
@@ -46,8 +47,8 @@ def _plan(config: Config, vocab: Optional[int]) -> Tuple[Callable[[], Model], Ba
     if config.model.kind == "mlp":
         mlp = mlp_spec(config, vocab)
         return lambda: MLP(mlp), mlp_base_shapes(config, mlp)
-    gpt = spec_of(config, vocab)
-    return lambda: GPT(gpt), base_shapes_for(config, gpt.vocab)
+    spec = spec_of(config, vocab)
+    return lambda: make_gpt(spec), base_shapes_for(config, spec.vocab)
 
 
 def _with_roles(model: Model, config: Config, base_shapes: BaseShapes) -> Model:

@@ -10,6 +10,7 @@ from torch import nn
 
 from ipu_lean.errors import ConfigError
 from ipu_lean.models.block import make_blocks, make_layers
+from ipu_lean.models.heads import make_head
 from ipu_lean.models.spec import GPTSpec
 from ipu_lean.mup import BaseShapes, Role
 from ipu_lean.nn import (
@@ -17,10 +18,8 @@ from ipu_lean.nn import (
     Embedding,
     KVCache,
     LearnedPositions,
-    PopReadout,
     Rotary,
     SinusoidalPositions,
-    TiedReadout,
     automatic_chunk,
     chunked_cross_entropy,
     make_norm,
@@ -101,14 +100,7 @@ class GPT(nn.Module):
             ends = {"input": spec.stack_input, "output": spec.stack_output, "width": spec.stack_width}
             self.layers = ReversibleStack(blocks, **ends, **memory)
         self.norm = make_norm(spec.norm, spec.hidden_width, spec.norm_eps)
-        if spec.tied:
-            self.readout: nn.Module = TiedReadout(self.embedding.token, spec.base_width, spec.output_mult)
-        else:
-            base = spec.hidden_base
-            std = spec.init_scale * (base or spec.hidden_width) ** -0.5
-            self.readout = PopReadout(
-                spec.hidden_width, spec.vocab, False, base, spec.readout_zero_init, spec.output_mult, init_std=std
-            )
+        self.readout = make_head(spec, self.embedding.token)
         self.loss_chunk, self.plain_loss = spec.loss_chunk, False
 
     def reset_parameters(self) -> None:

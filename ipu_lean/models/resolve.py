@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, Dict, Optional
 
 from ipu_lean.config import Config, ModelConfig, derived, layer_kinds
+from ipu_lean.data.labelled import expected_classes
 from ipu_lean.errors import ConfigError
 from ipu_lean.models.spec import GPTSpec
 
@@ -17,7 +18,7 @@ def spec_of(config: Config, vocab: Optional[int] = None) -> GPTSpec:
     """
     model, mup, memory = config.model, config.mup, config.memory
     _built(model)
-    if model.tied and mup.readout_zero_init:
+    if derived.tied(model) and mup.readout_zero_init:
         raise ConfigError(
             "a tied readout is the embedding, which does not start at zero",
             key="mup.readout_zero_init",
@@ -28,7 +29,7 @@ def spec_of(config: Config, vocab: Optional[int] = None) -> GPTSpec:
     size = derived.head_size(model)
     base_size = size if base is None else derived.head_size(base)
     return GPTSpec(
-        **structure(model, _rows(config, vocab)),
+        **structure(with_classes(config), _rows(config, vocab)),
         dropout=model.dropout,
         attention_dropout=model.attention_dropout,
         embedding_dropout=model.embedding_dropout,
@@ -39,7 +40,7 @@ def spec_of(config: Config, vocab: Optional[int] = None) -> GPTSpec:
         embedding_std=mup.embedding_std,
         init_scale=mup.init_scale,
         query_zero_init=derived.query_zero_init(config),
-        readout_zero_init=derived.readout_zero_init(config) and not model.tied,
+        readout_zero_init=derived.readout_zero_init(config) and not derived.tied(model),
         embedding_mult=mup.embedding_mult,
         output_mult=mup.output_mult,
         engine=derived.engine(config),
@@ -81,7 +82,10 @@ def structure(model: ModelConfig, vocab: int) -> Dict[str, Any]:
         "norm_eps": model.norm_eps,
         "sandwich": model.sandwich,
         "bias": model.bias,
-        "tied": model.tied,
+        "tied": derived.tied(model),
+        "head": model.head,
+        "classes": model.classes or 0,
+        "pooling": model.pooling,
         "groups": model.num_hidden_groups,
         "num_inner_groups": model.num_inner_groups,
         "stack": model.stack.kind,
@@ -95,15 +99,22 @@ def structure(model: ModelConfig, vocab: int) -> Dict[str, Any]:
     }
 
 
+def with_classes(config: Config) -> ModelConfig:
+    """The model section with a classifier's number of classes in it, which the data knows if nobody says it."""
+    if config.model.head != "classifier":
+        return config.model
+    return config.model.model_copy(update={"classes": expected_classes(config)})
+
+
 def _rows(config: Config, vocab: Optional[int]) -> int:
-    """Rows of the embedding: `model.vocab`, or else the tokenizer's number."""
-    known = derived.tokenizer_vocab(config.data.tokenizer) if vocab is None else vocab
+    """Rows of the embedding: `model.vocab`, or else the tokenizer's number (and one for a mask)."""
+    known = derived.least_rows(config) if vocab is None else vocab
     wanted = config.model.vocab
     if wanted is None:
         return known
     if vocab is not None and wanted < vocab:
         raise ConfigError(
-            f"the tokenizer has {vocab} pieces, so the model needs at least that many rows",
+            f"the data has {vocab} different tokens, so the model needs at least that many rows",
             key="model.vocab",
             value=wanted,
             suggestion=f"remove it, or use {vocab} or more",

@@ -21,6 +21,7 @@ class GPTSpec:
         engine, checkpoint_every, loss_chunk: how memory is saved (loss_chunk None: automatic; 0: not chunked).
         ffn_chunk, heads_at_once: tokens in a chunk of the feed-forward and heads in a group of the attention; 0: all at once.
         segments: (layers, engine, checkpoint_every) of parts of the stack, in place of one engine for all.
+        classes: of a classifier; 0 for language models.
         attention: `explicit`, `fused` or `torch`, see `CausalSelfAttention`.
     """
 
@@ -38,6 +39,9 @@ class GPTSpec:
     sandwich: bool = False
     bias: bool = True
     tied: bool = True
+    head: str = "causal-lm"
+    classes: int = 0
+    pooling: str = "first"
     groups: Optional[int] = None
     num_inner_groups: int = 1
     dropout: float = 0.0

@@ -158,7 +158,8 @@ _open: List[Tuple[str, Task]] = []
 def task_of(config: Config) -> Task:
     """The data of a configuration; the last one stays open, since the trials of a sweep share it."""
     model = config.model
-    parts = [config.data.model_dump(mode="json"), config.batch.model_dump(mode="json"), model.kind, model.seq, model.vocab]
+    sizes = [model.kind, model.head, model.seq, model.vocab]
+    parts = [config.data.model_dump(mode="json"), config.batch.model_dump(mode="json"), *sizes]
     key = json.dumps(parts, sort_keys=True)
     if not _open or _open[0][0] != key:
         _open[:] = [(key, open_task(config))]

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import ipu_lean
-from ipu_lean.config import Config, derived
+from ipu_lean.config import Config, ModelConfig, derived
 from ipu_lean.train.engines.parallel import strategy_name
 from ipu_lean.train.world import World
 
@@ -61,11 +61,20 @@ def banner(config: Config, model: nn.Module, vocab: int, world: World) -> List[s
         f"model: {count_parameters(model):,} parameters (tied ones counted once), {_network(config, vocab)}, "
         f"{config.mup.parametrization} parametrisation",
         f"batch: {batch.micro} micro x {batch.accumulation} accumulation x {batch.replicas} replicas = {batch.global_batch} "
-        + (f"rows x {model_config.seq} tokens = {tokens:,} per update" if model_config.kind == "gpt" else "images per update")
+        + _rows(model_config, tokens)
         + (f", {batch.device_iterations} updates per device call" if batch.device_iterations > 1 else ""),
         f"schedule: {schedule.kind}, {schedule.warmup} warm-up, {derived.horizon(config)} updates, lr {lr:.3g} -> {last:.3g}; "
         f"{config.train.steps} updates in all",
     ]
+
+
+def _rows(model: ModelConfig, tokens: int) -> str:
+    """What the rows of a batch are."""
+    if model.kind == "mlp":
+        return "images per update"
+    if model.head == "classifier":
+        return f"texts of up to {model.seq} tokens per update"
+    return f"rows x {model.seq} tokens = {tokens:,} per update"
 
 
 def _network(config: Config, vocab: int) -> str:
@@ -73,7 +82,8 @@ def _network(config: Config, vocab: int) -> str:
     model = config.model
     if model.kind == "mlp":
         return f"{model.depth} hidden layers, width {model.width}, {model.activation}, {vocab:,} classes"
+    head = "" if model.head == "causal-lm" else f", {model.head}"
     return (
         f"{model.depth} layers, width {model.width}, {derived.heads(model)} heads, vocabulary {vocab:,}, {model.stack.kind} stack"
-        f", memory engine {derived.engine(config)}"
+        f"{head}, memory engine {derived.engine(config)}"
     )

@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import Any, Callable, Dict, List, Optional, Sequence
 
 from ipu_lean.config import Config, Loaded, config_hash, dump_config, require_device
-from ipu_lean.data import expected_features
+from ipu_lean.data import expected_classes, expected_features
 from ipu_lean.data.images import absolute_images
+from ipu_lean.data.labelled import absolute_labelled
 from ipu_lean.errors import ConfigError, EnvironmentProblem, Interrupted, IpuLeanError
 from ipu_lean.ipu.dist import under_poprun
 from ipu_lean.train.engines.protocol import DeviceFailure
@@ -208,26 +209,31 @@ def _speaking(first: bool) -> Any:
 
 
 def with_absolute_paths(config: Config) -> Config:
-    """Paths that exist made absolute, and an mlp's number of features written out: the run directory can be used from any
-    folder, and needs no second look at the images to know its model.
+    """Paths that exist made absolute, and an mlp's number of features or a classifier's of classes written out: the run directory
+    can be used from any folder, and needs no second look at the data to know its model.
     """
 
     def absolute(source: Any) -> Any:
         if config.data.images is not None:
             return absolute_images(source)
+        if config.data.labelled is not None:
+            return absolute_labelled(source)
         there = isinstance(source, str) and (os.path.exists(source) or bool(glob.glob(source, recursive=True)))
         return str(Path(source).absolute()) if there else source
 
     data = config.data
     tokenizer = data.tokenizer.model_copy(update={"path": absolute(data.tokenizer.path)})
     changes = {
-        "corpus": absolute(data.corpus),
+        "corpus": absolute(data.corpus) if data.labelled is None else data.corpus,
         "images": absolute(data.images),
+        "labelled": absolute(data.labelled),
         "tokenizer": tokenizer,
         "cache": None if data.cache is None else str(Path(data.cache).expanduser().absolute()),
         "validation": {name: absolute(source) for name, source in data.validation.items()},
     }
     config = config.model_copy(update={"data": data.model_copy(update=changes)})
+    if config.data.labelled is not None:
+        return config.model_copy(update={"model": config.model.model_copy(update={"classes": expected_classes(config)})})
     if config.data.images is None:
         return config
     model = config.model.model_copy(update={"features": expected_features(config)})

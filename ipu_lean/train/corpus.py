@@ -7,7 +7,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, Callable, Dict, Optional
 
-from ipu_lean.config import Config
+from ipu_lean.config import Config, derived
 from ipu_lean.data import Prepared, TokenFile, check_vocab, check_windows, load_tokenizer, prepare
 from ipu_lean.errors import IpuLeanError, RunError
 from ipu_lean.train.files import read_json, write_json
@@ -42,7 +42,7 @@ def obtain(config: Config, record: Optional[Path], progress: Optional[Progress] 
             )
     check_windows(len(prepared.train), config.model.seq, config.batch.global_batch)
     if config.model.vocab is not None:
-        check_vocab(config.model.vocab, prepared.vocab)
+        check_vocab(config.model.vocab, prepared.vocab, derived.extra_rows(config.model))
     return prepared
 
 

@@ -20,7 +20,8 @@ def finish(loop: TrainLoop) -> Dict[str, Any]:
     session, config = loop.session, loop.config
     # A sharded or compiled model does not generate; a copy on the host does.
     apart = session.world.size > 1 or session.engine.holds_weights or config.train.compile != "none"
-    speaks = session.task.tokenizer is not None and config.train.sample.tokens > 0 and not loop.interrupted
+    speaks = session.task.tokenizer is not None and config.model.head == "causal-lm"
+    speaks = speaks and config.train.sample.tokens > 0 and not loop.interrupted
     weights = session.engine.sync_to_host() if apart and speaks else None
     if not session.world.first:
         return {}

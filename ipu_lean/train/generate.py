@@ -13,6 +13,7 @@ from typing import Dict, List, Optional, Sequence
 import torch
 from torch import nn
 
+from ipu_lean.config import Config
 from ipu_lean.errors import CheckpointError, ConfigError
 
 
@@ -26,6 +27,16 @@ def check_sampling(temperature: float, top_k: Optional[int], top_p: Optional[flo
         raise ConfigError("must lie above 0 and be at most 1", key="--top-p", value=top_p)
     if tokens < 0:
         raise ConfigError("must be 0 or more", key="--tokens", value=tokens)
+
+
+def check_speaks(config: Config) -> None:
+    """ConfigError for a model that predicts something else than the next token."""
+    reasons = {
+        "masked-lm": "this model finds hidden tokens from both sides, and there is nothing behind the one to come",
+        "classifier": "this model tells classes of texts apart, and generates no text",
+    }
+    if config.model.head in reasons:
+        raise ConfigError(reasons[config.model.head], key="model.head", value=config.model.head)
 
 
 def check_vocabulary(model_vocab: int, tokenizer_vocab: int) -> None:

@@ -12,9 +12,10 @@ from typing import Any, Dict, List, Optional, Sequence
 import torch
 from torch import nn
 
-from ipu_lean.config import Config, config_hash, load, load_config, require_device
+from ipu_lean.config import Config, config_hash, derived, load, load_config, require_device
 from ipu_lean.data import Tokenizer, load_tokenizer, prepare
 from ipu_lean.data.images import prepare_other
+from ipu_lean.data.labelled import prepare_other as prepare_other_texts
 from ipu_lean.errors import CheckpointError, ConfigError
 from ipu_lean.models import build_model
 from ipu_lean.train import snapshot as snapshots
@@ -24,13 +25,14 @@ from ipu_lean.train.engines import make_engine
 from ipu_lean.train.evaluate import evaluate_set
 from ipu_lean.train.files import write_json
 from ipu_lean.train.finish import on_host, prompt_ids
-from ipu_lean.train.generate import check_sampling, check_vocabulary, generate_ids
+from ipu_lean.train.generate import check_sampling, check_speaks, check_vocabulary, generate_ids
 from ipu_lean.train.images import ImageTask, open_image_task
+from ipu_lean.train.labelled import LabelledTask, open_labelled_task
 from ipu_lean.train.precision import check_precision
 from ipu_lean.train.progress import Reporter
 from ipu_lean.train.resume import covers, differing
 from ipu_lean.train.runs import RunDirectory, make_summary
-from ipu_lean.train.tasks import Task, TextTask, open_task
+from ipu_lean.train.tasks import Task, open_task, text_task
 from ipu_lean.train.world import World
 
 Summary = Dict[str, Any]
@@ -93,7 +95,7 @@ def open_run(run_dir: str, which: str, report: Reporter, overrides: Sequence[str
     vocab = int(snapshot.trainer["vocab"])
     tokenizer = None if config.data.images is not None else load_tokenizer(source / "tokenizer")
     if tokenizer is not None:
-        check_vocabulary(vocab, tokenizer.vocab)
+        check_vocabulary(vocab, tokenizer.vocab + derived.extra_rows(config.model))
     model = build_model(config, vocab)
     snapshots.load_into(model, snapshot.model, source)
     world = World.current(config)
@@ -179,6 +181,8 @@ def _other_corpus(used: Loaded, source: str) -> Task:
     """All of another corpus, encoded as the run encodes, as the set `data`; or all of other images, scaled as the run's."""
     if used.config.data.images is not None:
         return _other_images(used, source)
+    if used.config.data.labelled is not None:
+        return _other_texts(used, source)
     tokenizer = used.config.data.tokenizer
     if tokenizer.kind != "bytes":
         tokenizer = tokenizer.model_copy(update={"path": str(used.source / "tokenizer"), "vocab": None})
@@ -191,13 +195,19 @@ def _other_corpus(used: Loaded, source: str) -> Task:
         if error.key is not None:
             error.key = "--data"
         raise
-    return TextTask(used.config, replace(prepared, validation={"data": prepared.train}))
+    return text_task(used.config, replace(prepared, validation={"data": prepared.train}), "--data")
 
 
 def _other_images(used: Loaded, source: str) -> Task:
     own = open_image_task(used.config, record=used.run.data).prepared
     other = prepare_other(used.config, source, own, "--data")
     return ImageTask(used.config, replace(own, validation={"data": other}))
+
+
+def _other_texts(used: Loaded, source: str) -> Task:
+    own = open_labelled_task(used.config, record=used.run.data).prepared
+    other = prepare_other_texts(used.config, source, own, "--data")
+    return LabelledTask(used.config, replace(own, validation={"data": other}))
 
 
 def run_generate(
@@ -234,6 +244,7 @@ def run_generate(
     used = open_run(run_dir, checkpoint, report, host=True)
     if used.tokenizer is None:
         raise ConfigError("this run classifies images, and generates no text", key="data.images", value=used.config.data.images)
+    check_speaks(used.config)
     given = [_prompt(one) for one in (prompts if prompts is not None else [prompt])]
     asked = [one for one in given for _ in range(samples)]
     if not asked:

@@ -1,7 +1,7 @@
 """What is learnt, as far as the rest of the room cares: batches to train on, batches to measure on, and what identifies them.
 
-A batch is (inputs, labels), batch dimension first: int32 `[rows, seq]` twice for text, float32 `[rows, features]` and int32
-`[rows]` for images. A "token" is a label, whatever the task.
+A batch is (inputs, labels), batch dimension first: int32 `[rows, seq]` twice for text, int32 `[rows, seq]` and `[rows]` for
+labelled texts, float32 `[rows, features]` and int32 `[rows]` for images. A "token" is a label, whatever the task.
 """
 
 from __future__ import annotations
@@ -10,10 +10,21 @@ from pathlib import Path
 from typing import Any, Callable, Dict, Iterator, Optional, Protocol, Tuple
 
 from ipu_lean.config import Config
-from ipu_lean.data import Prepared, Tokenizer, TrainBatches, blank_batch, eval_batches
+from ipu_lean.data import (
+    MaskedBatches,
+    Masking,
+    Prepared,
+    Tokenizer,
+    TrainBatches,
+    blank_batch,
+    eval_batches,
+    masked_eval_batches,
+)
+from ipu_lean.data.masked import check_whole_window
 from ipu_lean.train import corpus
 from ipu_lean.train.engines.protocol import Batch
 from ipu_lean.train.images import open_image_task
+from ipu_lean.train.labelled import open_labelled_task
 
 Progress = Callable[[str, int, int], None]
 
@@ -108,6 +119,40 @@ class TextTask:
         corpus.note(self.prepared, record)
 
 
+class MaskedTask(TextTask):
+    """Finding the hidden tokens of a prepared text (see `Task`). Validation sets hide the same tokens in every run."""
+
+    def __init__(self, config: Config, prepared: Prepared, key: Optional[str] = None) -> None:
+        """`key` names what the validation sets come from in an error; `data.validation.NAME` unless given."""
+        super().__init__(config, prepared)
+        self.vocab = config.model.vocab or prepared.vocab + 1
+        self.masking = Masking(prepared.vocab, config.data.mask_share)
+        for name, tokens in prepared.validation.items():
+            place, value = key or f"data.validation.{name}", config.data.validation.get(name)
+            check_whole_window(len(tokens), config.model.seq, place, value)
+
+    def train_batches(self, rows: Optional[int] = None, seed: Optional[int] = None) -> TrainBatches:
+        """Windows of `model.seq` tokens in a seeded order, some of them hidden."""
+        config = self.config
+        return MaskedBatches.create(
+            self.prepared.train,
+            config.model.seq,
+            config.batch.global_batch if rows is None else rows,
+            self.masking,
+            seed=config.seed if seed is None else seed,
+            shuffle=config.data.shuffle,
+        )
+
+    def eval_batches(self, name: str, rows: int, limit: Optional[int] = None) -> Iterator[Batch]:
+        """The text of one validation set in order."""
+        return masked_eval_batches(self.prepared.validation[name], self.config.model.seq, rows, self.masking, limit)
+
+
+def text_task(config: Config, prepared: Prepared, key: Optional[str] = None) -> TextTask:
+    """What the model's head makes of a running text."""
+    return MaskedTask(config, prepared, key) if config.model.head == "masked-lm" else TextTask(config, prepared)
+
+
 def open_task(config: Config, progress: Optional[Progress] = None, record: Optional[Path] = None) -> Task:
     """The configuration's data: prepared now, or found prepared.
 
@@ -120,4 +165,6 @@ def open_task(config: Config, progress: Optional[Progress] = None, record: Optio
     """
     if config.data.images is not None:
         return open_image_task(config, progress, record)
-    return TextTask(config, corpus.obtain(config, record, progress))
+    if config.model.head == "classifier":
+        return open_labelled_task(config, progress, record)
+    return text_task(config, corpus.obtain(config, record, progress))

@@ -22,13 +22,17 @@ def config_of(mup=None, vocab=True, **model):
 def tiny(mup=None, randomise=True, **model):
     """A tiny model in which nothing is zero (query, readout and biases drawn), so that no gradient is muted."""
     found = build_model(config_of(mup, **model))
-    if randomise:
-        generator = torch.Generator().manual_seed(7)
-        with torch.no_grad():
-            for name, parameter in found.named_parameters():
-                gain = 1.0 if name.endswith("norm.weight") or "norm_after.weight" in name else 0.0
-                parameter.copy_(gain + 0.3 * torch.randn(parameter.shape, generator=generator))
-    return found
+    return awake(found) if randomise else found
+
+
+def awake(model):
+    """The model with every parameter drawn."""
+    generator = torch.Generator().manual_seed(7)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            gain = 1.0 if name.endswith("norm.weight") or "norm_after.weight" in name else 0.0
+            parameter.copy_(gain + 0.3 * torch.randn(parameter.shape, generator=generator))
+    return model
 
 
 def tokens_for(model, batch=2, seq=None, seed=0):

@@ -74,12 +74,25 @@ def workload_of(config: Config, pod: Optional[int] = None) -> Workload:
 
 
 def vocab_of(config: Config) -> int:
-    """Numbers in a token's logits; the classes of images."""
+    """Numbers in a token's logits; the classes of images, or of texts."""
     if config.data.images is not None:
         from ipu_lean.data.shapes import expected_vocab
 
         return expected_vocab(config)
-    return config.model.vocab or derived.tokenizer_vocab(config.data.tokenizer)
+    if config.model.head == "classifier":
+        from ipu_lean.data.labelled import expected_classes
+
+        return expected_classes(config)
+    return config.model.vocab or derived.least_rows(config)
+
+
+def _head(config: Config) -> int:
+    """Parameters of the readout of a gpt; a classifier has a dense layer before it."""
+    model, hidden, vocab = config.model, derived.hidden_width(config.model), vocab_of(config)
+    if model.head == "classifier":
+        bias = int(model.bias)
+        return (hidden + bias) * model.width + (model.width + bias) * vocab
+    return 0 if derived.tied(model) else hidden * vocab
 
 
 def _on_pod(workload: Workload, pod: int) -> Workload:
@@ -113,7 +126,7 @@ def _logit_tokens(config: Config) -> Optional[int]:
 def _gpt(config: Config) -> Network:
     model = config.model
     width, ffn = derived.stack_width(model), derived.ffn_width(model)
-    hidden, vocab = derived.hidden_width(model), vocab_of(config)
+    hidden, rows = derived.hidden_width(model), model.vocab or derived.least_rows(config)
     gated, affine = model.activation in _GATED, model.stack.kind == "reversible" and model.stack.coupling == "affine"
     bias, norm = int(model.bias), 2 if model.norm == "layernorm" else 1
     branches = 2 * (2 if model.sandwich else 1) * norm * width + (2 * (width * width + bias * width) if affine else 0)
@@ -133,10 +146,11 @@ def _gpt(config: Config) -> Network:
         masks=2 * width,
         heads=derived.heads(model),
         seq=model.seq,
-        vocab=vocab,
-        embedding=vocab * model.width + positions,
+        vocab=vocab_of(config),
+        embedding=rows * model.width + positions,
         norm=norm * hidden,
-        head=0 if derived.tied(model) else hidden * vocab,
+        head=_head(config),
+        labels=1 if model.head == "classifier" else 0,
         block=2 if model.stack.order == "aaff" else 1,
     )
 
