@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ipu_lean.nn.activations import ACTIVATIONS, GATED, gelu
-from ipu_lean.nn.attention import CausalSelfAttention, KVCache
+from ipu_lean.nn.attention import CausalSelfAttention, KVCache, LocalSelfAttention, LSHSelfAttention
 from ipu_lean.nn.embedding import Embedding
 from ipu_lean.nn.fc import FCLayer
 from ipu_lean.nn.ffn import FeedForward
@@ -22,9 +22,11 @@ __all__ = [
     "FCLayer",
     "FeedForward",
     "KVCache",
+    "LSHSelfAttention",
     "LayerNorm",
     "LearnedPositions",
     "Linear",
+    "LocalSelfAttention",
     "PopReadout",
     "RMSNorm",
     "Rotary",

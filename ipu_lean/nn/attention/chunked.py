@@ -1,0 +1,66 @@
+"""What the modules of local and of LSH attention have in common: their arguments' rules."""
+
+from __future__ import annotations
+
+from typing import Optional
+
+import torch
+
+from ipu_lean.errors import ConfigError
+from ipu_lean.nn.attention.full import IMPLEMENTATIONS
+
+
+def checked_shape(width: int, heads: int, head_size: Optional[int], chunk: int, before: int, after: int, key: str) -> int:
+    """The head size; ConfigError where it cannot be chosen or the chunks (under `key`) make no sense."""
+    if heads < 1 or (head_size is None and width % heads):
+        raise ConfigError(
+            f"heads must divide the width, which is {width}",
+            key="model.heads",
+            value=heads,
+            suggestion="or give `model.head_size`",
+        )
+    if head_size is not None and head_size < 1:
+        raise ConfigError("a head has at least one feature", key="model.head_size", value=head_size)
+    for name, value, least in (("chunk", chunk, 1), ("before", before, 0), ("after", after, 0)):
+        if value < least:
+            raise ConfigError(f"it is at least {least}", key=f"{key}.{name}", value=value)
+    return width // heads if head_size is None else head_size
+
+
+def checked_implementation(implementation: str) -> str:
+    """Itself; ConfigError if it is not known."""
+    if implementation not in IMPLEMENTATIONS:
+        raise ConfigError(f"it is one of {', '.join(IMPLEMENTATIONS)}", key="model.attention", value=implementation)
+    return implementation
+
+
+def checked_present(present: Optional[torch.Tensor], x: torch.Tensor) -> Optional[torch.Tensor]:
+    """`present` as bool `[batch, seq]`; ConfigError if it is something else."""
+    if present is None:
+        return None
+    if present.dim() != 2 or present.shape != x.shape[:2] or present.dtype.is_floating_point:
+        raise ConfigError(
+            f"`present` says for each of the {x.shape[1]} tokens of each sequence whether it is there: bool [batch, seq]",
+            value=f"{present.dtype} {list(present.shape)}",
+            suggestion="queries, keys and values all come from `x`: local and LSH attention cannot attend to another sequence",
+        )
+    return present if present.dtype == torch.bool else present != 0
+
+
+def no_mask(mask: Optional[torch.Tensor]) -> None:
+    """ConfigError if there is one."""
+    if mask is not None:
+        raise ConfigError(
+            "local and LSH attention have no mask for pairs of tokens, because most pairs are never formed",
+            suggestion="say in `present` which tokens are there, or use full attention",
+        )
+
+
+def no_cache() -> None:
+    """ConfigError: these modules do not continue from a cache."""
+    raise ConfigError("local and LSH attention cannot continue from a cache", suggestion="read the whole sequence anew")
+
+
+def split(x: torch.Tensor, heads: int) -> torch.Tensor:
+    """`[batch, seq, features] -> [batch, seq, heads, features / heads]`."""
+    return x.view(x.shape[0], x.shape[1], heads, x.shape[2] // heads)

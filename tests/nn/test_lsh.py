@@ -1,0 +1,381 @@
+"""LSH attention: against Hugging Face's and against the definition in loops, masks, lengths, types, reproducibility."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+
+from ipu_lean.errors import ConfigError
+from ipu_lean.nn import LSHSelfAttention, Rotary
+from ipu_lean.nn.attention.hashing import bucket_factors, hash_buckets
+from tests.nn import reformer_reference as reference
+
+pytestmark = pytest.mark.pod
+
+
+def make(width=16, heads=2, head_size=None, *, seq=64, chunk=8, implementation="explicit", **options):
+    torch.manual_seed(1)
+    module = LSHSelfAttention(width, heads, head_size, seq=seq, chunk=chunk, implementation=implementation, **options).double()
+    for parameter in module.parameters():
+        torch.nn.init.normal_(parameter, std=1.5 * width**-0.5)
+    return module
+
+
+def some_present(batch, seq, generator=None):
+    """Absent tokens at the end of the first sequence and at the start of the others."""
+    present = torch.ones(batch, seq, dtype=torch.bool)
+    present[0, -seq // 5 :] = False
+    present[1:, : seq // 7] = False
+    return present
+
+
+def gradients(y, inputs, seed=5):
+    weights = torch.randn(y.shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).to(y.dtype)
+    return torch.autograd.grad(y, inputs, weights)
+
+
+def close(ours, theirs, tolerance):
+    scale = max(1.0, float(theirs.detach().abs().max()))
+    return float((ours - theirs).detach().abs().max()) <= tolerance * scale
+
+
+# seq, chunk, hashes, buckets, causal, padded, before, after
+CASES = [
+    (128, 16, 1, 8, True, False, 1, 0),
+    (128, 16, 2, 8, True, True, 1, 0),
+    (128, 16, 3, [4, 4], False, False, 2, 1),
+    (128, 16, 4, [4, 8], True, True, 1, 0),
+    (128, 16, 1, 8, False, True, 1, 1),
+    (128, 16, 2, 8, True, True, 0, 0),
+    (128, 16, 4, [2, 6], False, True, 0, 1),
+    (128, 16, 3, 6, True, False, 2, 0),
+    (128, 16, 1, [4, 4], True, True, 2, 1),
+    (128, 16, 2, None, True, True, 1, 0),
+    (256, 4, 2, None, True, False, 1, 0),  # 128 buckets in two factors
+    (16, 16, 2, 8, True, True, 1, 0),  # one chunk: all pairs
+    (5, 16, 2, 8, False, False, 1, 0),
+]
+
+
+@pytest.mark.parametrize("seq,chunk,hashes,buckets,causal,padded,before,after", CASES)
+@pytest.mark.parametrize("implementation", ["explicit", "fused"])
+@pytest.mark.parametrize("sorting", ["sort", "counting"])
+def test_equals_hugging_face(seq, chunk, hashes, buckets, causal, padded, before, after, implementation, sorting):
+    if sorting == "counting" and implementation == "fused":
+        pytest.skip("the order does not depend on who uses it")
+    shape = {"chunk": chunk, "before": before, "after": after, "causal": causal, "hashes": hashes, "buckets": buckets}
+    theirs = reference.hugging_face("lsh", width=24, heads=3, head_size=6, seq=256, **shape)
+    ours = make(24, 3, 6, seq=256, implementation=implementation, sorting=sorting, **shape)
+    columns = sum(bucket_factors(seq, chunk, buckets, 256)) // 2
+    with torch.no_grad():
+        ours.query_key.linear.weight.copy_(theirs.query_key.weight)
+        ours.value.linear.weight.copy_(theirs.value.weight)
+        ours.rotations[..., :columns] = reference.their_rotations(3, 6, hashes, columns)
+    x = torch.randn(2, seq, 24, dtype=torch.float64, requires_grad=True)
+    present = some_present(2, seq) if padded else None
+    expected = theirs(x, attention_mask=present).hidden_states @ ours.out.linear.weight.t()
+    got = ours(x, present=present)
+    assert close(got, expected, 1e-12)
+    found = gradients(got, [x, ours.query_key.linear.weight, ours.value.linear.weight, ours.out.linear.weight])
+    wanted = gradients(expected, [x, theirs.query_key.weight, theirs.value.weight, ours.out.linear.weight])
+    for gradient, other in zip(found, wanted):
+        assert other.abs().max() > 1e-3 and close(gradient, other, 1e-10)
+
+
+@pytest.mark.parametrize("implementation", ["explicit", "fused"])
+@pytest.mark.parametrize(
+    "hashes,buckets,causal,padded,before,after",
+    [(1, 4, True, False, 1, 0), (2, [2, 4], False, True, 1, 1), (3, None, True, True, 0, 0), (2, 6, True, False, 2, 1)],
+)
+def test_equals_the_definition(implementation, hashes, buckets, causal, padded, before, after):
+    seq, heads = 32, 2
+    module = make(
+        8, heads, 3, seq=seq, chunk=4, before=before, after=after, hashes=hashes, buckets=buckets, causal=causal,
+        implementation=implementation, score_mult=1.7, bias=True,
+    )  # fmt: skip
+    x = torch.randn(2, seq, 8, dtype=torch.float64, requires_grad=True)
+    present = some_present(2, seq) if padded else None
+    qk, v = (layer(x).view(2, seq, heads, 3) for layer in (module.query_key, module.value))
+    buckets = hash_buckets(qk, module.rotations, bucket_factors(seq, 4, buckets, seq), present)[0]
+    shape = {"chunk": 4, "before": before, "after": after, "causal": causal, "score_mult": 1.7}
+    rows = [
+        [
+            reference.lsh_by_loops(qk[b, :, h], v[b, :, h], buckets[b, h], present=present[b] if padded else None, **shape)
+            for h in range(heads)
+        ]
+        for b in range(2)
+    ]
+    mixed = torch.stack([torch.stack(row, 1) for row in rows])
+    expected, got = module.out(mixed.flatten(2)), module(x, present=present)
+    assert close(got, expected, 1e-10)  # a token alone with itself: the sum of exponentials near -1e5 rounds at 1e-11
+    parameters = [x, *module.parameters()]
+    for gradient, other in zip(gradients(got, parameters), gradients(expected, parameters)):
+        assert close(gradient, other, 1e-10)
+
+
+@pytest.mark.parametrize("implementation", ["explicit", "fused"])
+@pytest.mark.parametrize("padded", [False, True])
+def test_short_sequences_attend_to_everything_but_themselves(implementation, padded):
+    module = make(full_below=24, implementation=implementation)
+    for seq in (1, 5, 24):
+        x = torch.randn(2, seq, 16, dtype=torch.float64)
+        present = some_present(2, seq) if padded and seq > 5 else None
+        qk, v = (layer(x).view(2, seq, 2, 8).transpose(1, 2) for layer in (module.query_key, module.value))
+        keys = qk / (qk.square().mean(-1, keepdim=True) + 1e-6).sqrt() / 8**0.5
+        scores = qk @ keys.transpose(-1, -2)
+        scores = scores.masked_fill(torch.ones(seq, seq).triu(1).bool(), -1e9)
+        if present is not None:
+            scores = scores.masked_fill(~present[:, None, None], -1e9)
+        scores = scores.masked_fill(torch.eye(seq).bool(), -1e5)
+        expected = module.out((scores.softmax(-1) @ v).transpose(1, 2).flatten(2))
+        assert close(module(x, present=present), expected, 1e-12)
+
+
+def test_a_longer_full_below_never_hashes():
+    """Then nothing depends on the rotations, and nothing on later tokens."""
+    module = make(full_below=64)
+    x = torch.randn(1, 64, 16, dtype=torch.float64)
+    first = module(x)
+    module.redraw(3)
+    assert torch.equal(module(x), first)
+    changed = x.clone()
+    changed[:, 40:] += 1
+    assert torch.equal(module(changed)[:, :40], first[:, :40])
+    module.full_below = 8
+    assert not torch.allclose(module(x), first)
+
+
+@pytest.mark.parametrize("implementation", ["explicit", "fused"])
+@pytest.mark.parametrize("hashes", [1, 4])
+def test_no_weight_is_put_on_the_future(implementation, hashes):
+    """Values of later tokens never matter; that the *choice* of past tokens may depend on later ones is the published design."""
+    module = make(hashes=hashes, implementation=implementation)
+    qk, v = (torch.randn(2, 64, 2, 8, dtype=torch.float64) for _ in range(2))
+    later = v.clone()
+    later[:, 40:] *= 1e6
+    difference = (module.attended(qk, later, None) - module.attended(qk, v, None)).abs().amax((0, 2, 3))
+    assert difference[:40].max() == 0 and difference[40:].max() > 1e3
+
+
+@pytest.mark.parametrize("implementation", ["explicit", "fused"])
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize("seq", [64, 8])
+def test_absent_tokens_never_influence_others(implementation, causal, seq):
+    module = make(hashes=2, causal=causal, implementation=implementation)
+    x, present = torch.randn(3, seq, 16, dtype=torch.float64), some_present(3, seq)
+    present[2] = True
+    other = torch.where(present[..., None], x, 100 * torch.randn_like(x))
+    got, again = module(x, present=present), module(other, present=present)
+    assert torch.equal(got[present], again[present])
+    assert torch.isfinite(again).all()
+    assert module(x, present=torch.zeros_like(present)).isfinite().all()
+
+
+def test_all_present_is_the_same_as_not_saying_so():
+    module = make(hashes=2)
+    x = torch.randn(2, 64, 16, dtype=torch.float64)
+    present = torch.ones(2, 64, dtype=torch.bool)
+    assert torch.equal(module(x, present=present), module(x))
+    assert torch.equal(module(x, present=present.long()), module(x))
+
+
+@pytest.mark.parametrize("implementation", ["explicit", "fused"])
+def test_each_sequence_is_on_its_own(implementation):
+    module = make(hashes=2, implementation=implementation)
+    x, present = torch.randn(3, 64, 16, dtype=torch.float64), some_present(3, 64)
+    together = module(x, present=present)
+    for row in range(3):
+        alone = module(x[row : row + 1], present=present[row : row + 1])
+        assert close(together[row : row + 1], alone, 1e-12)
+
+
+def test_any_length_after_any_other():
+    module = make()
+    x = torch.randn(1, 64, 16, dtype=torch.float64)
+    fresh = make()(x[:, :32])
+    module(x)
+    assert torch.equal(module(x[:, :32]), fresh)
+    for wrong in (9, 60):
+        with pytest.raises(ConfigError, match="multiple of the chunk") as caught:
+            module(x[:, :wrong])
+        assert f"{-(-wrong // 8) * 8} tokens" in str(caught.value)
+
+
+def test_what_is_not_there_is_refused():
+    module, x = make(), torch.randn(2, 16, 16, dtype=torch.float64)
+    with pytest.raises(ConfigError, match="present"):
+        module(x, mask=torch.ones(16, 16, dtype=torch.bool))
+    with pytest.raises(ConfigError, match="another sequence"):
+        module(x, torch.randn(2, 16, 16, dtype=torch.float64))
+    with pytest.raises(ConfigError, match=r"\[batch, seq\]"):
+        module(x, present=torch.ones(2, 15, dtype=torch.bool))
+    for options in ({"hashes": 0}, {"chunk": 0}, {"before": -1}, {"after": -1}, {"buckets": 5}, {"implementation": "fast"}):
+        with pytest.raises(ConfigError):
+            make(**options)
+    with pytest.raises(ConfigError, match="head_size"):
+        make(16, 3)
+    with pytest.raises(ConfigError, match="at least one round"):
+        module.set_hashes(0)
+
+
+def test_heads_need_not_fill_the_width():
+    module = make(16, 3, 4)
+    assert module.out.linear.weight.shape == (16, 12) and module.query_key.linear.weight.shape == (12, 16)
+    assert module(torch.randn(2, 64, 16, dtype=torch.float64)).shape == (2, 64, 16)
+
+
+@pytest.mark.parametrize("implementation", ["explicit", "fused"])
+@pytest.mark.parametrize("dtype,tolerance", [(torch.float32, 1e-5), (torch.bfloat16, 0.08), (torch.float16, 0.01)])
+@pytest.mark.parametrize("seq", [64, 8])
+def test_every_type(implementation, dtype, tolerance, seq):
+    exact = make(hashes=2)
+    x, present = torch.randn(2, seq, 16, dtype=torch.float64).to(dtype).double(), some_present(2, seq)
+    module = copy.deepcopy(exact).to(dtype)
+    module.set_implementation(implementation)
+    kept = []
+    for which in (module, exact):  # both with the order of the first: hashes of rounded queries differ
+
+        def remember(compute):
+            if not kept:
+                kept.append(compute())
+            return kept[0]
+
+        which.remember = remember
+    given = x.to(dtype).requires_grad_()
+    got = module(given, present=present)
+    assert got.dtype == dtype
+    expected = exact(x, present=present)
+    assert (got.double() - expected).norm() <= tolerance * expected.norm()
+    got.float().square().sum().backward()
+    assert all(p.grad.isfinite().all() and p.grad.abs().max() > 0 for p in (given, *module.parameters()))
+
+
+@pytest.mark.parametrize("implementation", ["explicit", "fused"])
+def test_large_numbers_in_16_bits(implementation):
+    """Scores of thousands and constants of -1e9 must not become infinite or NaN."""
+    for dtype in (torch.float16, torch.bfloat16):
+        module = make(hashes=2, implementation=implementation).to(dtype)
+        x = (300 * torch.randn(2, 64, 16)).to(dtype).requires_grad_()
+        y = module(x, present=some_present(2, 64))
+        (1e-4 * y.float()).sum().backward()
+        assert y.isfinite().all() and x.grad.isfinite().all()
+
+
+@pytest.mark.parametrize("implementation", ["explicit", "fused"])
+@pytest.mark.parametrize("seq", [64, 8])
+def test_autocast(implementation, seq):
+    module = make(hashes=2, implementation=implementation).float()
+    x = torch.randn(2, seq, 16, requires_grad=True)
+    with torch.autocast("cpu", torch.bfloat16):
+        y = module(x, present=some_present(2, seq))
+    assert y.dtype == torch.bfloat16
+    y.float().square().sum().backward()
+    assert x.grad.dtype == torch.float32 and x.grad.isfinite().all() and x.grad.abs().max() > 0
+
+
+def test_random_numbers_of_the_caller_are_left_alone():
+    module, x = make(hashes=2), torch.randn(2, 64, 16, dtype=torch.float64)
+    before = torch.get_rng_state()
+    first = module(x)
+    module.redraw(1)
+    module.set_hashes(1)
+    assert torch.equal(torch.get_rng_state(), before)
+    assert not torch.equal(module(x), first)
+
+
+@pytest.mark.parametrize("implementation", ["explicit", "fused"])
+def test_dropout_is_reproducible_and_ends_with_training(implementation):
+    module = make(attention_dropout=0.5, dropout=0.5, implementation=implementation)
+    plain = make(implementation=implementation)
+    x = torch.randn(2, 64, 16, dtype=torch.float64)
+    results = []
+    for seed in (1, 1, 2):
+        torch.manual_seed(seed)
+        results.append(module(x))
+    assert torch.equal(results[0], results[1]) and not torch.equal(results[0], results[2])
+    assert torch.equal(module.eval()(x), plain(x))
+
+
+def test_attention_dropout_keeps_the_mean():
+    module = make(attention_dropout=0.5)
+    qk, v = torch.randn(1, 64, 2, 8, dtype=torch.float64).expand(400, -1, -1, -1), torch.ones(400, 64, 2, 8).double()
+    out = module.attended(qk, v, None)
+    assert abs(float(out.mean()) - 1) < 0.01 and float(out.std()) > 0.2
+
+
+def test_rounds_and_rotations_change_at_run_time():
+    module, x = make(hashes=1), torch.randn(2, 64, 16, dtype=torch.float64)
+    one = module(x)
+    module.set_hashes(4)
+    four = module(x)
+    assert module.hashes == 4 and module.rotations.shape[2] == 4 and not torch.equal(one, four)
+    assert torch.equal(make(hashes=4)(x), four)
+    module.set_hashes(1)
+    assert torch.equal(module(x), one)
+    module.redraw(9)
+    assert not torch.equal(module(x), one)
+    module.redraw(0)
+    assert torch.equal(module(x), one)
+    assert not any("rotations" in name for name in module.state_dict())
+
+
+def test_layers_and_seeds_hash_differently():
+    x = torch.randn(2, 64, 16, dtype=torch.float64)
+    results = [make(seed=seed, layer=layer)(x) for seed, layer in ((0, 0), (0, 1), (1, 0))]
+    assert not torch.equal(results[0], results[1]) and not torch.equal(results[0], results[2])
+
+
+@pytest.mark.parametrize("implementation", ["explicit", "fused"])
+def test_more_rounds_come_nearer_to_all_pairs(implementation):
+    """The purpose of hashing: what is left out matters little, and less with every round."""
+    module = make(32, 4, chunk=16, seq=128, causal=False, implementation=implementation)
+    x = torch.randn(4, 128, 32, dtype=torch.float64)
+    qk, v = (layer(x).view(4, 128, 4, 8) for layer in (module.query_key, module.value))
+    qk = 4 * qk  # peaked, as attention is after training
+    module.full_below = 128
+    exact = module.attended(qk, v, None)
+    module.full_below = 16
+    errors = []
+    for hashes in (1, 4, 16):
+        module.set_hashes(hashes)
+        errors.append(float((module.attended(qk, v, None) - exact).norm() / exact.norm()))
+    assert errors[0] > 1.2 * errors[1] > 1.4 * errors[2] and errors[2] < 0.5
+
+
+def test_rotary_positions_turn_queries_before_they_are_hashed():
+    module = make(positions=Rotary(64, 8).double(), causal=False)
+    x = torch.randn(1, 64, 16, dtype=torch.float64)
+    qk, v = (layer(x).view(1, 64, 2, 8) for layer in (module.query_key, module.value))
+    expected = module.out(module.attended(module.positions(qk), v, None).flatten(2))
+    assert torch.equal(module(x), expected)
+    assert not torch.allclose(expected, module.out(module.attended(qk, v, None).flatten(2)))
+
+
+@pytest.mark.parametrize("seq", [64, 8])
+def test_torch_func(seq):
+    module = make(hashes=2)
+    parameters = dict(module.named_parameters())
+    x = torch.randn(3, seq, 16, dtype=torch.float64)
+
+    def call(parameters, x):
+        return torch.func.functional_call(module, parameters, (x[None],))[0]
+
+    assert close(torch.func.vmap(call, (None, 0))(parameters, x), module(x), 1e-12)
+    found = torch.func.grad(lambda parameters: call(parameters, x[0]).square().sum())(parameters)
+    wanted = torch.autograd.grad(module(x[:1]).square().sum(), list(parameters.values()))
+    for (name, gradient), other in zip(found.items(), wanted):
+        assert close(gradient, other, 1e-11), name
+
+
+def test_copies_and_meta():
+    module, x = make(hashes=2), torch.randn(2, 64, 16, dtype=torch.float64)
+    assert torch.equal(copy.deepcopy(module)(x), module(x))
+    with torch.device("meta"):
+        empty = LSHSelfAttention(16, 2, seq=64, chunk=8, hashes=2)
+        assert empty(torch.zeros(2, 64, 16)).is_meta
+    empty = empty.to_empty(device="cpu").double()
+    empty.load_state_dict(module.state_dict())
+    empty.set_implementation("explicit")
+    assert torch.equal(empty(x), module(x))
