@@ -81,10 +81,13 @@ def rig_of(config: Config, batch: Callable[[int], Batch], vocab: Optional[int], 
 
 
 def plain(config: Config) -> Config:
-    """The same mathematics without what hides it: fp32, no dropout, no clipping, nothing recomputed."""
+    """The same mathematics without what hides it: fp32 (so nothing that keeps the bits of 16-bit weights), no dropout, no
+    clipping, nothing recomputed."""
+    default = type(config.optimizer)()
     model = config.model.model_copy(update={"dropout": 0.0, "attention_dropout": 0.0, "embedding_dropout": 0.0})
     changes: Dict[str, Any] = {
         "precision": "fp32",
+        "optimizer": config.optimizer.model_copy(update={"summation": default.summation, "variance": default.variance}),
         "model": model,
         "memory": type(config.memory)(engine="store"),
         "train": config.train.model_copy(update={"clip": None}),

@@ -4,7 +4,7 @@ from __future__ import annotations
 import csv
 import json
 from pathlib import Path
-from typing import Any, Tuple
+from typing import Any, List, Tuple
 
 import pytest
 import torch
@@ -116,3 +116,15 @@ def test_sizes_are_lists_or_doublings() -> None:
     assert sizes(None, "--depths") is None
     with pytest.raises(ConfigError):
         sizes("2..many", "--depths")
+
+
+STOCHASTIC = ["optimizer.summation=stochastic", "optimizer.variance=stochastic"]
+
+
+@pytest.mark.parametrize("keys", [["optimizer.summation=split"], STOCHASTIC], ids=["split", "stochastic"])
+def test_what_only_16_bit_weights_read_does_not_stand_in_the_way(folder: Path, capsys: Any, keys: List[str]) -> None:
+    """A check is in fp32, where nothing has to be kept beside the weights."""
+    words = ["--widths", "16,32", "--steps", "4", "--seeds", "1", "--out", str(folder / keys[0])]
+    fused = ["train.clip=null", "memory.fused_update=true"]
+    code, summary, _ = command(capsys, str(folder / "config.yaml"), "precision=bf16-pure", *keys, *fused, *words)
+    assert code == 0 and summary["metrics"]["faults"] == []
