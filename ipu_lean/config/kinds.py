@@ -11,7 +11,7 @@ from ipu_lean.errors import ConfigError
 
 _MLP_MODEL = ("kind", "width", "depth", "activation", "bias", "dropout", "features")
 _MLP_MUP = ("parametrization", "base_width", "base", "depth_rule", "readout_zero_init", "init_scale", "output_mult", "decay")
-_MLP_MEMORY = ("engine", "loss_chunk")
+_MLP_MEMORY = ("engine", "loss_chunk", "fused_update")
 _MLP_DATA = ("images", "validation", "cache", "shuffle")
 
 

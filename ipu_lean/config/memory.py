@@ -1,4 +1,4 @@
-"""`memory:` how activations are saved between forward and backward. Never changes the numbers beyond rounding."""
+"""`memory:` how activations and gradients save memory. Never changes the numbers beyond rounding."""
 
 from typing import List, Literal, Optional
 
@@ -28,6 +28,11 @@ class MemoryConfig(Section):
         "cost anyway), and allow `model.stack.input: zeros-read`.",
     )
     checkpoint_every: int = setting(1, "Layers in a checkpointed segment; only `engine: checkpoint` reads it.", ge=1)
+    fused_update: bool = setting(
+        False,
+        "Update each weight in the backward pass, as its gradient completes, and free the gradient: never are all gradients "
+        "alive. The same numbers. Needs torch 2.1, `train.clip: null` and no accumulation (docs/memory.md).",
+    )
     loss_chunk: Optional[int] = setting(
         None,
         "Tokens whose logits are alive at once in the loss. Unset: chosen from the vocabulary. 0: all of them, never chunked.",

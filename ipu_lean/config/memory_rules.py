@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from ipu_lean.config.fused_rules import check_fused
 from ipu_lean.config.root import Config
 from ipu_lean.errors import ConfigError
 
@@ -24,6 +25,7 @@ def check_memory(config: Config) -> None:
     _keep_last(config)
     if memory.segments is not None:
         _segments(config)
+    check_fused(config)
 
 
 def refuse_levers(config: Config) -> None:

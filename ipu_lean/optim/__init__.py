@@ -3,6 +3,7 @@ from __future__ import annotations
 
 from ipu_lean.optim.any_precision import AnyPrecisionAdamW
 from ipu_lean.optim.build import build_optimizer, explain_model
+from ipu_lean.optim.fused import FusedUpdate
 from ipu_lean.optim.groups import Multipliers, mu_groups, multipliers
 from ipu_lean.optim.mu import MuAdam, MuAdamW, MuSGD
 from ipu_lean.optim.schedule import Schedule, apply_schedule, build_schedule
@@ -10,6 +11,7 @@ from ipu_lean.optim.state import group_settings, load_state, restore_groups, set
 
 __all__ = [
     "AnyPrecisionAdamW",
+    "FusedUpdate",
     "MuAdam",
     "MuAdamW",
     "MuSGD",

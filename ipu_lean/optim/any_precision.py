@@ -6,7 +6,7 @@ any_precision_rules.py). Bytes a parameter with bf16 weights, gradients and mome
 """
 from __future__ import annotations
 
-from typing import Any, Callable, Dict, Iterable, List, Mapping, Optional, Tuple
+from typing import Any, Callable, Dict, Iterable, List, Mapping, Optional, Sequence, Tuple
 
 import torch
 
@@ -127,6 +127,13 @@ class AnyPrecisionAdamW(torch.optim.Optimizer):
 
             self._plan.append(stretches(group["params"], kinds, position, flatten, own))
             position += begins_of(group["params"])[-1]
+        self._total = sum(stretch.size for part in self._plan for stretch in part)
+        self._where = {
+            id(parameter): (number, stretch, place)
+            for number, part in enumerate(self._plan)
+            for stretch in part
+            for place, parameter in enumerate(stretch.parameters)
+        }
 
     # -- a step ------------------------------------------------------------------------------------------------------------
     @torch.no_grad()
@@ -137,27 +144,49 @@ class AnyPrecisionAdamW(torch.optim.Optimizer):
             with torch.enable_grad():
                 loss = closure()
         options.check_gradients(self.param_groups)
-        if self._plan is None or not all(self._fits(*pair) for pair in zip(self.param_groups, self._plan)):
-            self._lay_out()
+        self.settle()
         assert self._plan is not None
         for group, part in zip(self.param_groups, self._plan):
             if group["numerics"] == "published":
                 published.update_group(group, self.state)
                 continue
             for stretch in part:
-                self._advance(group, stretch)
+                self._advance(group, stretch, range(len(stretch.parameters)))
         return loss
+
+    def settle(self) -> None:
+        """See to it that parameters and options are still those that the buffers were made for."""
+        if self._plan is None or not all(self._fits(*pair) for pair in zip(self.param_groups, self._plan)):
+            self._lay_out()
+
+    @torch.no_grad()
+    def step_of(self, parameters: Sequence[torch.Tensor]) -> None:
+        """What `step` does to these parameters, and nothing to others; after `settle`, with nothing moved since."""
+        assert self._plan is not None
+        places: Dict[int, Tuple[int, Stretch, List[int]]] = {}
+        for parameter in parameters:
+            number, stretch, place = self._where[id(parameter)]
+            places.setdefault(id(stretch), (number, stretch, []))[2].append(place)
+        for number, stretch, some in places.values():
+            group = self.param_groups[number]
+            chosen = {**group, "params": [stretch.parameters[place] for place in some]}
+            options.check_gradients([chosen])
+            if group["numerics"] == "published":
+                published.update_group(chosen, self.state)
+            else:
+                self._advance(group, stretch, sorted(some))
 
     @staticmethod
     def _fits(group: Dict[str, Any], part: List[Stretch]) -> bool:
         """Whether parameters and options are still those that the buffers were made for."""
         return all(stretch.in_place() and stretch.kinds == options.state_kinds(group, stretch.dtype) for stretch in part)
 
-    def _advance(self, group: Dict[str, Any], stretch: Stretch) -> None:
-        """Update one stretch, in runs of parameters that have made the same number of steps."""
+    def _advance(self, group: Dict[str, Any], stretch: Stretch, places: Sequence[int]) -> None:
+        """Update the parameters at these places of one stretch, in runs of those that have made the same number of steps."""
         runs: Dict[float, List[Tuple[int, torch.Tensor]]] = {}
-        steps = []
-        for place, (parameter, begin) in enumerate(zip(stretch.parameters, stretch.begins)):
+        steps, kinds = [], set()
+        for place in places:
+            parameter, begin = stretch.parameters[place], stretch.begins[place]
             gradient = parameter.grad
             if gradient is None or parameter.numel() == 0:
                 continue
@@ -165,10 +194,11 @@ class AnyPrecisionAdamW(torch.optim.Optimizer):
             stretch.adopt(place, state)
             step = state["step"]
             steps.append(step)
+            kinds.add(gradient.dtype)
             runs.setdefault(step.item() + 1, []).append((begin, gradient))
         if not runs:
             return
-        walk = Walk(group, stretch, self._compiles(group, stretch))
+        walk = Walk(group, stretch, kinds, self._compiles(group, stretch))
         for step, pieces in runs.items():
             for block in stretch.blocks(pieces, walk.longest):
                 walk.update(block, step)
@@ -179,7 +209,7 @@ class AnyPrecisionAdamW(torch.optim.Optimizer):
         """Whether this stretch is updated by compiled code: in C where that suits, else by torch.compile."""
         if self.compiled is False:
             return False
-        total = sum(other.size for part in self._plan or [] for other in part)
+        total = self._total
         if (self.compiled or total >= C_FROM) and native.usable(
             stretch.device, stretch.dtype, stretch.kinds, group["maximize"]
         ):

@@ -21,14 +21,16 @@ log = logging.getLogger(__name__)
 
 
 class Walk:
-    """Updates blocks of `stretch` by the settings of `group`; `longest`: the most elements a block should have."""
+    """Updates blocks of `stretch` by the settings of `group`, from gradients of these types.
 
-    def __init__(self, group: Dict[str, Any], stretch: Stretch, compiled: bool) -> None:
+    `longest`: the most elements a block should have.
+    """
+
+    def __init__(self, group: Dict[str, Any], stretch: Stretch, gradients: Set[torch.dtype], compiled: bool) -> None:
         self.group, self.stretch = group, stretch
         self.summation = summation_of(group, stretch.dtype)
         self.noisy = group["variance"] == "stochastic"
         self.wide = torch.float64 if stretch.dtype == torch.float64 else torch.float32
-        gradients = {p.grad.dtype for p in stretch.parameters if p.grad is not None}
         self.plain = self.summation == "none" and {stretch.dtype, *stretch.kinds.values(), *gradients} == {self.wide}
         # Compilers drop fp16's rounding inside the Kahan step; bf16's is done by hand.
         self.compiled = compiled and not self.plain and stretch.dtype != torch.float16

@@ -44,6 +44,7 @@ def activations(model: nn.Module, config: Config, tokens: torch.Tensor) -> Tenso
 def gradients(model: nn.Module, config: Config, tokens: torch.Tensor, labels: torch.Tensor) -> Tensors:
     """Mean gradient over the micro-batches of one update of `[rows, seq]`, before clipping, by the engine's own accumulation."""
     train = config.train.model_copy(update={"clip": None})
+    memory = config.memory.model_copy(update={"fused_update": False})  # or no gradient would be left to compare
     kept: Dict[str, _Keep] = {}
 
     def make(live: nn.Module) -> torch.optim.Optimizer:
@@ -51,7 +52,7 @@ def gradients(model: nn.Module, config: Config, tokens: torch.Tensor, labels: to
         return kept["optimizer"]
 
     engine = TorchEngine(
-        TrainStep(model), make, Schedule(), config.model_copy(update={"train": train}), World.current(config)
+        TrainStep(model), make, Schedule(), config.model_copy(update={"train": train, "memory": memory}), World.current(config)
     )
     engine.train_step((tokens.numpy(), labels.numpy()))
     engine.close()

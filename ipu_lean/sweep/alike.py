@@ -70,6 +70,8 @@ def unfit(config: Config) -> Optional[str]:
             return f"`model.{key}: {getattr(model, key)}` draws from one stream of random numbers, which trials cannot share"
     if model.kind == "gpt" and model.stack.exact:
         return "`model.stack.exact` rounds to a grid, which turns the last digit of one program into a step of the other's"
+    if config.memory.fused_update:
+        return "`memory.fused_update` updates one model inside its own backward pass; trials together have one for all"
     if config.train.processes > 1:
         return "`train.processes` is more than one"
     return None

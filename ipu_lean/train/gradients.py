@@ -17,19 +17,24 @@ def gradients_of(parameters: Iterable[torch.nn.Parameter]) -> List[torch.Tensor]
 
 def global_norm(gradients: List[torch.Tensor], *, sharded: bool, device: torch.device) -> torch.Tensor:
     """The 2-norm over all gradients, a scalar on `device`. `sharded`: each process holds a part of every gradient (FSDP)."""
-    if gradients:
-        if any(gradient.dtype in (torch.bfloat16, torch.float16) for gradient in gradients):
-            norms = [torch.linalg.vector_norm(gradient, dtype=torch.float32) for gradient in gradients]
-        else:
-            norms = torch._foreach_norm(gradients)
-        norm = torch.linalg.vector_norm(torch.stack(norms))
-    else:
-        norm = torch.zeros((), device=device)
+    norm = combined_norm(norms_of(gradients), device)
     if sharded:
         square = norm.double().square()
         dist.all_reduce(square)
         norm = square.sqrt().float()
     return norm
+
+
+def norms_of(gradients: List[torch.Tensor]) -> List[torch.Tensor]:
+    """The 2-norm of each, a scalar; of 16-bit gradients in float32."""
+    if any(gradient.dtype in (torch.bfloat16, torch.float16) for gradient in gradients):
+        return [torch.linalg.vector_norm(gradient, dtype=torch.float32) for gradient in gradients]
+    return list(torch._foreach_norm(gradients)) if gradients else []
+
+
+def combined_norm(norms: List[torch.Tensor], device: torch.device) -> torch.Tensor:
+    """The 2-norm of the whole from those of its parts, a scalar on `device`."""
+    return torch.linalg.vector_norm(torch.stack(norms)) if norms else torch.zeros((), device=device)
 
 
 def clip_factor(norm: float, largest: float) -> float:

@@ -19,6 +19,7 @@ from ipu_lean import _compat
 from ipu_lean.config import Config, LossScaleConfig
 from ipu_lean.config.layout import IPU_DEVICES
 from ipu_lean.errors import ConfigError, EnvironmentProblem, RunError
+from ipu_lean.optim.fused import check_torch
 
 AUTOCAST: Dict[str, Optional[torch.dtype]] = {
     "fp32": None,
@@ -34,10 +35,13 @@ def check_precision(config: Config) -> None:
 
     Raises:
         ConfigError: a precision that only IPUs have.
-        EnvironmentProblem: no GPU, a GPU without bf16, or a torch whose CPU autocast has no fp16.
+        EnvironmentProblem: no GPU, a GPU without bf16, a torch whose CPU autocast has no fp16, or that cannot update in the
+            backward pass.
     """
     if config.device in IPU_DEVICES:
         return  # the configuration's own rules have seen to it
+    if config.memory.fused_update:
+        check_torch()
     if config.precision not in AUTOCAST:
         raise ConfigError(
             f"this is the IPU's arithmetic, and the device is {config.device}",

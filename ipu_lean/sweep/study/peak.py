@@ -2,48 +2,15 @@
 
 from __future__ import annotations
 
-import weakref
-from typing import Any, Iterable, Optional, Set
+from typing import Any, Optional
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from ipu_lean._compat import TORCH
+from ipu_lean.train.alive import Alive
 from ipu_lean.train.engines.protocol import Batch
 from ipu_lean.train.engines.torch_engine import TorchEngine
 from ipu_lean.train.precision import autocast
-
-
-class _Alive(TorchDispatchMode):
-    """Bytes of the storages that operations made and that are not freed yet: `now`, and the most so far, `peak`."""
-
-    def __init__(self, known: Iterable[torch.Tensor]) -> None:
-        super().__init__()
-        self.now = self.peak = 0
-        self._held = list(known)  # so that no new storage gets the address of one of them
-        self._known: Set[int] = {tensor.untyped_storage()._cdata for tensor in self._held}
-
-    def _freed(self, address: int, size: int) -> None:
-        self.now -= size
-        self._known.discard(address)
-
-    def _made(self, result: Any) -> None:
-        if isinstance(result, (list, tuple)):
-            for item in result:
-                self._made(item)
-        elif isinstance(result, torch.Tensor):
-            storage = result.untyped_storage()
-            address, size = storage._cdata, storage.nbytes()
-            if address not in self._known:
-                self._known.add(address)
-                self.now += size
-                self.peak = max(self.peak, self.now)
-                weakref.finalize(storage, self._freed, address, size)
-
-    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        result = function(*args, **(kwargs or {}))
-        self._made(result)
-        return result
 
 
 def peak_megabytes(engine: Any, batch: Batch) -> Optional[float]:
@@ -76,7 +43,7 @@ def peak_megabytes(engine: Any, batch: Batch) -> Optional[float]:
                 before = torch.cuda.memory_allocated(device)
                 step()
                 return (torch.cuda.max_memory_allocated(device) - before) / 1e6
-            with _Alive(held) as alive:
+            with Alive(held) as alive:
                 step()
             return alive.peak / 1e6
     finally:

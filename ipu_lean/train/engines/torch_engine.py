@@ -18,6 +18,7 @@ from ipu_lean.config import Config
 from ipu_lean.data import blank_batch
 from ipu_lean.errors import ConfigError, RunError
 from ipu_lean.optim import Schedule, apply_schedule
+from ipu_lean.optim.fused import FusedUpdate
 from ipu_lean.train import gradients
 from ipu_lean.train.branches import compile_branches
 from ipu_lean.train.engines import parallel
@@ -71,9 +72,17 @@ class TorchEngine:
         # Evaluation under DDP needs no exchange; under FSDP it needs the weights gathered.
         self.evaluated = self.wrapped if self.sharded else step
         self.optimizer = make_optimizer(step.model) if make_optimizer else None
+        self.fused = self._fuse() if self.optimizer is not None and config.memory.fused_update else None
         self.scale = LossScale(config.train.fp16_scale) if config.precision == "fp16-mixed" else None
         if strategy == "ddp":
             self._settle()
+
+    def _fuse(self) -> FusedUpdate:
+        """Updates inside the backward pass. ConfigError for several processes, which torchrun may have started."""
+        if self.world.size > 1:
+            rule = f"{self.world.size} processes would have to exchange a gradient before the update that its completion starts"
+            raise ConfigError(rule, key="memory.fused_update", value=True, suggestion="use one process, or false")
+        return FusedUpdate(self.optimizer, lambda gradient: gradients.norms_of([gradient])[0])
 
     def _warm_up(self, step: nn.Module) -> None:
         """A pass of training and one of evaluation that leave no trace but compiled code."""
@@ -116,12 +125,15 @@ class TorchEngine:
         self.wrapped.train()
         losses, sums = self._accumulate(batch, rows // micro)
         loss, totals = self._reduce(losses, sums, rows // micro)
-        if not math.isfinite(loss):
-            raise RunError(f"the loss is {loss} at step {self.update + 1}.")
+        self._check_loss(loss)
         norm, skipped = self._apply(rows // micro)
         self.update += 1
         tokens = int(batch[1].size) * self.world.size
         return StepResult(loss, tuple(totals), self.config.optimizer.lr * factor, tokens, None if skipped else norm, skipped)
+
+    def _check_loss(self, loss: float) -> None:
+        if not math.isfinite(loss):
+            raise RunError(f"the loss is {loss} at step {self.update + 1}.")
 
     def _accumulate(self, batch: Batch, count: int) -> Any:
         """Forward and backward of `count` micro-batches; gradients are exchanged in the last one only.
@@ -138,6 +150,10 @@ class TorchEngine:
             with parallel.no_sync(self.wrapped) if not last else contextlib.nullcontext():
                 with autocast(self.config.precision, self.world.device.type):
                     loss, part = self.wrapped(x, y)
+                if self.fused is not None:
+                    assert count == 1, "the configuration's rules see to it"
+                    self._check_loss(float(loss.detach()))  # before it moves weights
+                    self.fused.begin()
                 (loss * scale if scale != 1.0 else loss).backward()
             losses.append(loss.detach())
             sums.append(part.detach())
@@ -154,6 +170,11 @@ class TorchEngine:
 
         Returns (gradient norm, whether the update was skipped).
         """
+        if self.fused is not None:  # all but what waited has been updated
+            norm = float(gradients.combined_norm(self.fused.finish(), self.world.device))
+            if not math.isfinite(norm):
+                raise RunError(f"the gradient's norm is {norm} at step {self.update + 1}; these weights are spoilt.")
+            return norm, False
         parameters = [parameter for group in self.optimizer.param_groups for parameter in group["params"]]
         found = gradients.gradients_of(parameters)
         scale = 1.0 if self.scale is None else self.scale.scale
@@ -217,6 +238,8 @@ class TorchEngine:
 
     def close(self) -> None:
         """Drop gradients and optimizer state."""
+        if self.fused is not None:
+            self.fused.remove()
         if self.optimizer is not None:
             self.optimizer.zero_grad(set_to_none=True)
             self.optimizer.state.clear()
