@@ -1,0 +1,81 @@
+"""What is held, by kind, in bytes; and what it comes to by formula, from the shapes of the parameters alone."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any, Dict, List, Optional, Tuple
+
+from torch import nn
+
+from ipu_lean.config import Config, derived
+from ipu_lean.optim.any_precision_options import BETA_LIMIT
+from ipu_lean.optim.fused import WAITING
+from ipu_lean.train.memory.activations import activation_bytes, copy_bytes
+
+KINDS = ("weights", "gradients", "moments", "compensation")
+"""What is counted as bytes a parameter. Of gradients: the most that are alive at once."""
+
+
+@dataclass(frozen=True)
+class Footprint:
+    """Bytes of each kind.
+
+    `copies`: of weights (autocast's casts, joined or scaled matrices); `activations`: all others, at their peak. None where
+    unknown. `peak`: the most bytes of a whole update.
+    """
+
+    weights: int
+    gradients: int
+    moments: int
+    compensation: int
+    copies: Optional[int] = None
+    activations: Optional[int] = None
+    peak: Optional[int] = None
+
+    @property
+    def held(self) -> int:
+        """Weights, gradients and optimizer state."""
+        return self.weights + self.gradients + self.moments + self.compensation
+
+    def as_dict(self, parameters: int) -> Dict[str, Any]:
+        """With the sum, and the sum for each parameter."""
+        return {**asdict(self), "held": self.held, "bytes_per_parameter": self.held / parameters}
+
+
+def sizes_of(model: nn.Module) -> List[int]:
+    """Elements of each parameter that is trained; tied and shared ones once."""
+    return [parameter.numel() for parameter in model.parameters() if parameter.requires_grad]
+
+
+def each(config: Config) -> Tuple[int, int, int, int]:
+    """(weight, gradient, moments, compensation) in bytes for one parameter."""
+    own, pure = config.optimizer, config.precision == "bf16-pure"
+    weight = 2 if pure else 4
+    if own.kind == "sgd":
+        return weight, weight, weight if own.momentum else 0, 0
+    first = second = 4
+    if pure:
+        first = 2 if own.betas[0] <= BETA_LIMIT else 4
+        narrow = own.variance in ("bf16", "stochastic") or (own.variance == "auto" and own.betas[1] <= BETA_LIMIT)
+        second = 2 if narrow else 4
+    return weight, weight, first + second, 2 if pure and own.summation in ("kahan", "split") else 0
+
+
+def predicted(config: Config, sizes: List[int], vocab: int) -> Footprint:
+    """The formula for a configuration whose parameters have these sizes."""
+    count = sum(sizes)
+    weight, gradient, moments, kept = each(config)
+    alive = count
+    if config.memory.fused_update:  # the largest, and the small ones that wait for the end
+        alive = min(count, max(sizes) + sum(size for size in sizes if size < min(WAITING, max(sizes))))
+    copies = copy_bytes(config, vocab)
+    activations = activation_bytes(config, vocab)
+    found = Footprint(count * weight, alive * gradient, count * moments, count * kept, copies, activations)
+    peak = None
+    if activations is not None:
+        # Activations are most before the first gradient is there. At the end there are the last gradients, for a tied matrix
+        # in two parts, or what torch's optimizers make in passing, of a tensor's size each.
+        pair = gradient * vocab * config.model.width if derived.tied(config.model) else 0
+        passing = 0 if config.precision == "bf16-pure" else 2 * weight * max(sizes)
+        peak = found.held - found.gradients + max(copies + activations, found.gradients + max(pair, passing))
+    return Footprint(**{**asdict(found), "peak": peak})

@@ -1,0 +1,82 @@
+"""The comparison as text."""
+
+from __future__ import annotations
+
+from typing import Any, Dict, List, Optional
+
+from ipu_lean.train.memory.footprint import KINDS
+
+_GIGA = 1e9
+_SHORT = {"compensation": "kept"}
+
+
+def format_table(metrics: Dict[str, Any]) -> str:
+    """Bytes a parameter by kind, then what they come to in gigabytes."""
+    count = metrics["parameters"]
+    size = f"micro-batch of {metrics['rows']} rows" + (f" x {metrics['seq']} tokens" if metrics["seq"] > 1 else "")
+    lines = [
+        f"{count:,} parameters, the largest tensor has {metrics['largest']:,}; {size}; {metrics['device']}",
+        "",
+        "bytes a parameter; gradients: the most alive at once; kept: what a 16-bit weight cannot hold",
+        *_aligned([_head(), *(_bytes(row, count) for row in metrics["modes"]), *_ipu_row(metrics["ipu"])]),
+        "",
+        "GB; copies: of weights, by autocast or to join or scale matrices; peak: of a whole update",
+        *_aligned([_gigabyte_head(), *(_gigabytes(row) for row in metrics["modes"] if row["predicted"])]),
+    ]
+    refused = [f"{row['mode']}: {row['status']}: {row['reason']}" for row in metrics["modes"] if row["status"] != "ok"]
+    return "\n".join([*lines, *([""] if refused else []), *refused, *_plan_line(metrics["ipu"])])
+
+
+def _head() -> List[str]:
+    return ["mode", *(_SHORT.get(kind, kind) for kind in KINDS), "predicted", "measured", "off"]
+
+
+def _bytes(row: Dict[str, Any], count: int) -> List[str]:
+    """One mode, by formula; the sum also as measured."""
+    formula, found = row["predicted"], row["measured"]
+    if formula is None:
+        return [row["mode"], *["-"] * (len(KINDS) + 3)]
+    measured = ["-", "-"] if found is None else [f"{found['bytes_per_parameter']:.2f}", f"{100 * row['difference']:+.1f} %"]
+    return [row["mode"], *(f"{formula[kind] / count:.2f}" for kind in KINDS), f"{formula['bytes_per_parameter']:.2f}", *measured]
+
+
+def _gigabyte_head() -> List[str]:
+    pairs = [f"{name} {what}" for name in ("held", "copies", "activations", "peak") for what in ("predicted", "measured")]
+    return ["mode", *pairs]
+
+
+def _gigabytes(row: Dict[str, Any]) -> List[str]:
+    formula, found = row["predicted"], row["measured"] or {}
+    cells = [row["mode"]]
+    for name in ("held", "copies", "activations", "peak"):
+        cells += [_text(formula[name]), _text(found.get(name))]
+    return cells
+
+
+def _text(value: Optional[float]) -> str:
+    return "-" if value is None else f"{value / _GIGA:.3f}"
+
+
+def _ipu_row(ipu: Dict[str, Any]) -> List[List[str]]:
+    if ipu["status"] != "ok":
+        return []
+    formula = ipu["predicted"]
+    count = formula["weights"] / 2
+    return [[ipu["mode"], *(f"{formula[kind] / count:.2f}" for kind in KINDS), f"{formula['bytes_per_parameter']:.2f}", "-", "-"]]
+
+
+def _plan_line(ipu: Dict[str, Any]) -> List[str]:
+    if ipu["status"] != "ok":
+        return ["", f"fp16-ipu: {ipu['reason']}"]
+    plan = ipu["plan"]
+    where = f"{plan['ipus']} IPU{'' if plan['ipus'] == 1 else 's'}"
+    return [
+        "",
+        f"fp16-ipu: on {where} the fullest holds {plan['fullest_bytes'] / 2**20:.0f} MiB with activations: "
+        f"{plan['verdict']} (`ipu-lean plan` says more)",
+    ]
+
+
+def _aligned(rows: List[List[str]]) -> List[str]:
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    return ["  ".join([row[0].ljust(widths[0]), *(c.rjust(w) for c, w in zip(row[1:], widths[1:]))]).rstrip() for row in rows]
