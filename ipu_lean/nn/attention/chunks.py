@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F
 
 from ipu_lean.errors import ConfigError
+from ipu_lean.nn.attention.permutation import into_order, out_of_order
 
 # In the place of the score of a key that must not be seen, and of a token's own key, which is seen only where nothing else is.
 # Scores of 16-bit types are formed in float32, so there is one value for all types.
@@ -123,9 +124,8 @@ def lsh_attend(
     batch, heads, hashes, seq = order.shape
     size = qk.shape[-1]
     places = order.reshape(batch, heads, hashes * seq)
-    rows = places.unsqueeze(-1).expand(-1, -1, -1, size)
-    q = cut(torch.gather(qk.transpose(1, 2), 2, rows), chunk, 2)
-    values = neighbours(cut(torch.gather(v.transpose(1, 2), 2, rows), chunk, 2), before, after, 2)
+    q = cut(into_order(qk.transpose(1, 2), order, undo), chunk, 2)
+    values = neighbours(cut(into_order(v.transpose(1, 2), order, undo), chunk, 2), before, after, 2)
     keys = neighbours(unit_keys(q, score_mult), before, after, 2)
     at = cut(places, chunk, 2)
     there = None
@@ -145,11 +145,10 @@ def lsh_attend(
         training=training,
         rounds=hashes > 1,
     )
-    out = out.reshape(batch, heads, hashes, seq, size)
-    out = torch.gather(out, 3, undo.unsqueeze(-1).expand(out.shape))
+    out = out_of_order(out.reshape(batch, heads, hashes, seq, size), order, undo)
     if total is None:
         return out.squeeze(2).transpose(1, 2)
-    weights = _shares(torch.gather(total.reshape(batch, heads, hashes, seq), 3, undo), 2).unsqueeze(-1)
+    weights = _shares(out_of_order(total.reshape(batch, heads, hashes, seq, 1), order, undo), 2)
     return (out * weights).sum(2).to(v.dtype).transpose(1, 2)
 
 

@@ -52,6 +52,7 @@ class Rotations(PositionTable):
     """
 
     rotations: torch.Tensor
+    not_computed_with = ("seed", "layer", "step")  # they decide the buffer's numbers, not what is done with them
 
     def __init__(self, heads: int, head_size: int, hashes: int, columns: int, seed: int, layer: int) -> None:
         super().__init__(columns)
@@ -61,19 +62,23 @@ class Rotations(PositionTable):
 
     def tables(self) -> Dict[str, torch.Tensor]:
         """Float64 on CPU."""
-        name = f"{self.seed} {self.layer} {self.step}".encode()
+        return {"rotations": self.drawn(self.step)}
+
+    def drawn(self, step: int) -> torch.Tensor:
+        """The matrices of update `step`, float64 on CPU; the buffer is neither read nor written."""
+        name = f"{self.seed} {self.layer} {step}".encode()
         generator = torch.Generator(device="cpu")
         generator.manual_seed(int.from_bytes(hashlib.blake2b(name, digest_size=8).digest(), "little") >> 1)
         shape = (self.hashes, self.heads, self.head_size, self.seq)
         drawn = torch.randn(shape, generator=generator, dtype=torch.float64, device="cpu")
-        return {"rotations": drawn.permute(1, 2, 0, 3).contiguous()}
+        return drawn.permute(1, 2, 0, 3).contiguous()
 
     def redraw(self, step: int) -> None:
         """Those of update `step`, written into the same buffer."""
         self.step = step
         if not self.rotations.is_meta:
             with torch.no_grad():
-                self.rotations.copy_(self.tables()["rotations"])
+                self.rotations.copy_(self.drawn(step))
 
     def set_hashes(self, hashes: int) -> None:
         """Another number of rounds."""
@@ -104,7 +109,7 @@ def hash_buckets(
     batch, seq = qk.shape[:2]
     with torch.no_grad():
         flat = rotations[..., :columns].reshape(heads, size, hashes * columns)
-        turned = torch.matmul(qk.transpose(1, 2), flat).view(batch, heads, seq, hashes, columns)
+        turned = torch.matmul(qk.detach().transpose(1, 2), flat).view(batch, heads, seq, hashes, columns)
         buckets, start, weight = None, 0, 1
         for factor in factors:
             axes = turned[..., start : start + factor // 2]

@@ -16,8 +16,6 @@ from ipu_lean.nn.fc import FCLayer
 from ipu_lean.nn.positions.rotary import Rotary, rotate
 from ipu_lean.nn.precision import as_matmul_input
 
-_HOST_DEVICES = ("cpu", "cuda")
-
 
 class LSHSelfAttention(nn.Module):
     """`[batch, seq, width] -> [batch, seq, width]`: shared queries and keys, sorted by random hashes and attended in chunks.
@@ -142,12 +140,12 @@ class LSHSelfAttention(nn.Module):
 
     def order_of(self, qk: torch.Tensor, present: Optional[torch.Tensor]) -> Tuple[torch.Tensor, torch.Tensor]:
         """(order, undo) `[batch, heads, hashes, seq]` of this call; in a second run those of the first."""
-        if self.remember is None or qk.device.type not in _HOST_DEVICES:
+        if self.remember is None:
             return self._order(qk, present)
         # Remembered for each layer while a deep stack is not: so one small integer a token, head and round.
         kept = torch.int16 if qk.shape[1] <= 2**15 else torch.int32
         order = self.remember(lambda: self._order(qk, present)[0].to(kept)).long()
-        return order, inverse(order)
+        return order, inverse(order, self.sorting)
 
     def _order(self, qk: torch.Tensor, present: Optional[torch.Tensor]) -> Tuple[torch.Tensor, torch.Tensor]:
         with torch.no_grad():

@@ -35,9 +35,10 @@ def bucket_order(buckets: torch.Tensor, count: int, method: str = "sort") -> Tup
         return _by_counting(buckets, count)
 
 
-def inverse(order: torch.Tensor) -> torch.Tensor:
+def inverse(order: torch.Tensor, method: str = "sort") -> torch.Tensor:
     """The inverse of permutations `[..., seq]`."""
-    return torch.zeros_like(order).scatter(-1, order, _places(order))
+    places = _places(order if method == "sort" else order.float())
+    return torch.zeros_like(places).scatter(-1, order, places).long()
 
 
 def digits(count: int) -> Tuple[int, int]:
@@ -52,14 +53,19 @@ def digits(count: int) -> Tuple[int, int]:
 
 
 def _by_counting(buckets: torch.Tensor, count: int) -> Tuple[torch.Tensor, torch.Tensor]:
+    """All in float32, whose integers are exact below 2^24: PopTorch's integer division rounds as it likes, its integer cumulative
+    sums are float32 anyway, and its scatter is tested with floats only.
+    """
     passes, base = digits(count)
-    rest, order = buckets, _places(buckets)
+    rest = buckets.float()
+    order = _places(rest)
     for number in range(passes):
-        digit = torch.remainder(rest, base)
-        rest = torch.div(rest, base, rounding_mode="floor")
-        slots = _slots(digit if number == 0 else torch.gather(digit, -1, order), base)
-        order = torch.zeros_like(order).scatter(-1, slots, order)
-    return order, slots if passes == 1 else inverse(order)
+        higher = torch.floor((rest + 0.5) / base) if number < passes - 1 else torch.zeros_like(rest)
+        digit = rest - higher * base
+        slots = _slots(digit if number == 0 else torch.gather(digit, -1, order.long()), base).long()
+        order, rest = torch.zeros_like(rest).scatter(-1, slots, order), higher
+    order = order.long()
+    return order, slots if passes == 1 else inverse(order, "counting")
 
 
 def _places(like: torch.Tensor) -> torch.Tensor:
