@@ -54,7 +54,7 @@ def run(stack, x, present=None, seed=7):
     return [y.detach(), *found]
 
 
-def agree(ours, theirs, tolerance):
+def check_agreement(ours, theirs, tolerance):
     for one, other in zip(ours, theirs):
         assert other.abs().max() > 0
         assert (one - other).norm() <= tolerance * other.norm()
@@ -69,7 +69,7 @@ def test_recomputed_equals_stored(implementation, reversible, engine, dtype, tol
     x, present = torch.randn(2, SEQ, WIDTH, dtype=dtype), torch.ones(2, SEQ, dtype=torch.bool)
     present[0, 20:] = False
     assert any(module.training and module.attention_dropout for module in lsh_layers(recomputed))
-    agree(run(recomputed, x, present), run(stored, x, present), tolerance)
+    check_agreement(run(recomputed, x, present), run(stored, x, present), tolerance)
 
 
 def test_buckets_are_chosen_once(monkeypatch):
@@ -130,13 +130,13 @@ def test_two_forward_passes_before_a_backward_pass(implementation):
         module.redraw(1)
         module.set_hashes(2)
     weights = torch.linspace(-1, 2, WIDTH, dtype=y.dtype)
-    agree(torch.autograd.grad((y * weights).sum(), [x, *stack.parameters()]), alone[1:], 1e-12)
+    check_agreement(torch.autograd.grad((y * weights).sum(), [x, *stack.parameters()]), alone[1:], 1e-12)
 
 
 def test_backward_in_evaluation_mode():
     recomputed, stored = (stack_of(engine).eval() for engine in ("invert", "store"))
     x = torch.randn(2, SEQ, WIDTH, dtype=torch.float64)
-    agree(run(recomputed, x), run(stored, x), 1e-12)
+    check_agreement(run(recomputed, x), run(stored, x), 1e-12)
     assert torch.equal(run(recomputed, x, seed=1)[0], run(recomputed, x, seed=2)[0])
 
 
@@ -149,7 +149,7 @@ def test_frozen_inputs_train_the_layers():
         stack(x).square().sum().backward()
         assert all(p.grad is not None and p.grad.abs().max() > 0 for p in stack.parameters())
         found.append([p.grad for p in stack.parameters()])
-    agree(*found, 1e-11)
+    check_agreement(*found, 1e-11)
 
 
 def test_what_is_remembered_is_small():

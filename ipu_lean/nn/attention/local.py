@@ -82,13 +82,17 @@ class LocalSelfAttention(nn.Module):
         if cache is not None:
             no_cache()
         present = checked_present(present, x)
-        chunks.check_length(x.shape[1], self.chunk, self.chunk, "model.local.chunk")
         x = as_matmul_input(x)
         q, k, v = (split(layer(x), self.heads) for layer in (self.query, self.key, self.value))
         if self.positions is not None:
             cos, sin = self.positions.rows(q, 0)
             q, k = rotate(q, cos, sin), rotate(k, cos, sin)
-        mixed = chunks.local_attend(
+        return self.out(self.attended(q, k, v, present).reshape(*x.shape[:2], -1))
+
+    def attended(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, present: Optional[torch.Tensor] = None) -> torch.Tensor:
+        """Queries, keys and values `[batch, seq, heads, head_size]` to the attention's output in the same shape."""
+        chunks.check_length(q.shape[1], self.chunk, self.chunk, "model.local.chunk")
+        return chunks.local_attend(
             q,
             k,
             v,
@@ -101,4 +105,3 @@ class LocalSelfAttention(nn.Module):
             dropout_p=self.attention_dropout,
             training=self.training,
         )
-        return self.out(mixed.reshape(*x.shape[:2], -1))

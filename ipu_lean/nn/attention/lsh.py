@@ -127,7 +127,7 @@ class LSHSelfAttention(nn.Module):
             qk = rotate(qk, *self.positions.rows(qk, 0))
         return self.out(self.attended(qk, v, present).reshape(*x.shape[:2], -1))
 
-    def attended(self, qk: torch.Tensor, v: torch.Tensor, present: Optional[torch.Tensor]) -> torch.Tensor:
+    def attended(self, qk: torch.Tensor, v: torch.Tensor, present: Optional[torch.Tensor] = None) -> torch.Tensor:
         """Queries and values `[batch, seq, heads, head_size]` to the attention's output in the same shape."""
         seq = qk.shape[1]
         chunks.check_length(seq, self.chunk, self.full_below, "model.lsh.chunk")
