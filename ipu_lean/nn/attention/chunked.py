@@ -56,11 +56,6 @@ def no_mask(mask: Optional[torch.Tensor]) -> None:
         )
 
 
-def no_cache() -> None:
-    """ConfigError: these modules do not continue from a cache."""
-    raise ConfigError("local and LSH attention cannot continue from a cache", suggestion="read the whole sequence anew")
-
-
 def split(x: torch.Tensor, heads: int) -> torch.Tensor:
     """`[batch, seq, features] -> [batch, seq, heads, features / heads]`."""
     return x.view(x.shape[0], x.shape[1], heads, x.shape[2] // heads)

@@ -9,8 +9,10 @@ from torch import nn
 
 from ipu_lean.errors import ConfigError
 from ipu_lean.nn.attention import chunks
-from ipu_lean.nn.attention.chunked import checked_implementation, checked_present, checked_shape, no_cache, no_mask, split
+from ipu_lean.nn.attention.cache import KVCache
+from ipu_lean.nn.attention.chunked import checked_implementation, checked_present, checked_shape, no_mask, split
 from ipu_lean.nn.attention.hashing import Buckets, Rotations, bucket_factors, columns_needed, hash_buckets
+from ipu_lean.nn.attention.incremental import lsh_with_cache
 from ipu_lean.nn.attention.sorting import bucket_order, inverse
 from ipu_lean.nn.fc import FCLayer
 from ipu_lean.nn.positions.rotary import Rotary, rotate
@@ -107,19 +109,24 @@ class LSHSelfAttention(nn.Module):
         self.implementation = checked_implementation(implementation)
 
     def forward(
-        self, x: torch.Tensor, present: Optional[torch.Tensor] = None, cache: Any = None, mask: Optional[torch.Tensor] = None
+        self,
+        x: torch.Tensor,
+        present: Optional[torch.Tensor] = None,
+        cache: Optional[KVCache] = None,
+        mask: Optional[torch.Tensor] = None,
     ) -> torch.Tensor:
         """`[batch, seq, width] -> [batch, seq, width]`.
 
         Args:
             present: bool `[batch, seq]`, True where a token stands: the others are never attended to.
+            cache: what is kept of earlier tokens; `x`, of any length, continues them (incremental.py).
             mask: there is none for pairs of tokens; ConfigError.
 
         Raises ConfigError if seq is neither a multiple of the chunk nor at most `full_below`.
         """
         no_mask(mask)
         if cache is not None:
-            no_cache()
+            return self.out(lsh_with_cache(self, x, present, cache).reshape(*x.shape[:2], -1))
         present = checked_present(present, x)
         x = as_matmul_input(x)
         qk, v = split(self.query_key(x), self.heads), split(self.value(x), self.heads)
