@@ -59,6 +59,13 @@ def check_levers(config: Config) -> None:
     kind = next((kind for kind in ("lsh", "local") if layer_kinds.uses(config.model, kind)), None)
     if kind is None:
         return
+    if kind == "lsh" and config.train.compile != "none":
+        raise ConfigError(
+            "compiled branches run whole, and hashed attention has to keep its buckets for the backward pass",
+            key="train.compile",
+            value=config.train.compile,
+            suggestion="use `none`",
+        )
     if config.memory.attention_heads_at_once:
         raise ConfigError(
             f"only full attention is computed in groups of heads, and some layers have `attention: {kind}`, which holds only the "

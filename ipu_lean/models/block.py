@@ -10,8 +10,10 @@ from torch import nn
 
 from ipu_lean.errors import ConfigError
 from ipu_lean.models.parts import Parts
+from ipu_lean.models.reformer import make_attention
 from ipu_lean.models.spec import GPTSpec
 from ipu_lean.nn import CausalSelfAttention, FCLayer, FeedForward, KVCache, Rotary, make_norm
+from ipu_lean.nn.attention.full import seen
 from ipu_lean.nn.dropout import drawn_mask
 from ipu_lean.nn.precision import as_matmul_input
 from ipu_lean.reversible import Pieces, ResidualBlock, ReversibleBlock, divided, make_coupling
@@ -47,32 +49,36 @@ class Branch(nn.Module):
 class AttentionBranch(Branch):
     """`[batch, seq, width] -> [batch, seq, width]`."""
 
-    def __init__(self, spec: GPTSpec, positions: Optional[Rotary]) -> None:
+    def __init__(self, spec: GPTSpec, positions: Optional[Rotary], place: int = 0) -> None:
         super().__init__(spec)
-        self.attention = CausalSelfAttention(
-            spec.stack_width,
-            spec.heads,
-            scale=spec.attention_scale,
-            positions=positions,
-            attention_dropout=spec.attention_dropout,
-            dropout=spec.dropout,
-            implementation=spec.attention,
-            bias=spec.bias,
-            init_scale=spec.init_scale,
-            query_zero_init=spec.query_zero_init,
-            mult=self.inner_mult,
-        )
-        self.heads_at_once = spec.heads_at_once
+        self.attention = make_attention(spec, positions, place, self.inner_mult)
+        self.full = isinstance(self.attention, CausalSelfAttention)
+        self.heads_at_once = spec.heads_at_once if self.full else 0
 
-    def forward(self, x: torch.Tensor, mask: Optional[torch.Tensor] = None, cache: Optional[KVCache] = None) -> torch.Tensor:
-        """See `CausalSelfAttention` for mask and cache. With a cache all heads are computed at once."""
+    def forward(
+        self,
+        x: torch.Tensor,
+        mask: Optional[torch.Tensor] = None,
+        cache: Optional[KVCache] = None,
+        present: Optional[torch.Tensor] = None,
+    ) -> torch.Tensor:
+        """See `CausalSelfAttention` for mask, cache and present. With a cache all heads are computed at once."""
         heads = self.attention.heads
         if cache is None and 0 < self.heads_at_once < x.shape[0] * heads and self.attention.divisible():
+            mask = seen(mask, present)
             parts = Parts(x.shape[0], heads, self.heads_at_once)
             pieces = Pieces(partial(self._begin, parts), partial(self._part, parts), parts.groups)
             return self._finish(divided(pieces, x, (self,), mask=mask), None if self.scale is None else self.norm(x))
         read = self.norm(x)
-        return self._finish(self.attention(read, mask, cache), read)
+        if self.full:
+            return self._finish(self.attention(read, mask, cache, present), read)
+        if mask is not None:
+            raise ConfigError(
+                "a mask of queries by keys is for full attention; hashed and local attention never make that matrix",
+                key="model.attention",
+                suggestion="say with `present` which tokens are there",
+            )
+        return self._finish(self.attention(read, present=present, cache=cache), read)
 
     def _begin(self, parts: Parts, x: torch.Tensor) -> List[Tuple[torch.Tensor, ...]]:
         """What each part reads: its sequences, already normalised if other parts read them too, and the output's dropout mask."""
@@ -143,8 +149,10 @@ def make_layers(spec: GPTSpec, positions: Optional[Rotary]) -> List[Layer]:
     and lean_transformer).
     """
     groups = spec.visits if spec.groups is None else spec.groups
+    inner = spec.num_inner_groups
     made = [
-        [(AttentionBranch(spec, positions), FeedForwardBranch(spec)) for _ in range(spec.num_inner_groups)] for _ in range(groups)
+        [(AttentionBranch(spec, positions, group * inner + place), FeedForwardBranch(spec)) for place in range(inner)]
+        for group in range(groups)
     ]
     return [layer for visit in range(spec.visits) for layer in made[visit * groups // spec.visits]]
 

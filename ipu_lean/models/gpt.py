@@ -5,21 +5,18 @@ from __future__ import annotations
 from typing import Any, Dict, List, NamedTuple, Optional, Tuple
 
 import torch
-import torch.nn.functional as F
 from torch import nn
 
 from ipu_lean.errors import ConfigError
 from ipu_lean.models.block import make_blocks, make_layers
+from ipu_lean.models.embed import Embed
 from ipu_lean.models.heads import make_head
+from ipu_lean.models.reformer import check_present, hashing, pad
 from ipu_lean.models.spec import GPTSpec
 from ipu_lean.mup import BaseShapes, Role
 from ipu_lean.nn import (
-    CausalSelfAttention,
-    Embedding,
     KVCache,
-    LearnedPositions,
     Rotary,
-    SinusoidalPositions,
     automatic_chunk,
     chunked_cross_entropy,
     make_norm,
@@ -45,34 +42,6 @@ class Block(NamedTuple):
     layers: int = 0
 
 
-class Embed(nn.Module):
-    """Tokens `[batch, seq]` -> `[batch, seq, width]`: dropout(embedding_mult * (token + position))."""
-
-    def __init__(self, spec: GPTSpec) -> None:
-        super().__init__()
-        self.token = Embedding(spec.vocab, spec.width, spec.embedding_std)
-        self.position: Optional[nn.Module] = None
-        if spec.positions == "learned":
-            self.position = LearnedPositions(spec.seq, spec.width, spec.embedding_std)
-        elif spec.positions == "sinusoidal":
-            self.position = SinusoidalPositions(spec.seq, spec.width, spec.embedding_std, spec.rotary_base)
-        self.mult, self.dropout, self.seq = spec.embedding_mult, spec.embedding_dropout, spec.seq
-
-    def forward(self, tokens: torch.Tensor, start: int = 0) -> torch.Tensor:
-        """`start` is the position of the first token. Raises ConfigError beyond the context length."""
-        length = tokens.shape[1]
-        if start + length > self.seq:
-            raise ConfigError(
-                f"{start + length} tokens were given, and the model was made for {self.seq}", key="model.seq", value=self.seq
-            )
-        h = self.token(tokens)
-        if self.position is not None:
-            h = h + self.position(h, start)
-        if self.mult != 1.0:
-            h = h * self.mult
-        return F.dropout(h, self.dropout, self.training) if self.dropout else h
-
-
 class GPT(nn.Module):
     """tokens -> embed -> stack of layers -> norm -> readout.
 
@@ -90,7 +59,9 @@ class GPT(nn.Module):
         self.roles: Dict[str, Role] = {}
         self.base_shapes: BaseShapes = {}
         self.embedding = Embed(spec)
-        rotary = Rotary(spec.seq, spec.head_size, spec.rotary_base) if spec.positions == "rotary" else None
+        rotary = None
+        if spec.positions == "rotary":
+            rotary = Rotary(spec.padded_length(spec.seq), spec.head_size, spec.rotary_base)
         blocks = make_blocks(spec, make_layers(spec, rotary))
         parts = None if spec.segments is None else [Segment(*segment) for segment in spec.segments]
         memory: Dict[str, Any] = {"engine": spec.engine, "checkpoint_every": spec.checkpoint_every, "segments": parts}
@@ -115,37 +86,70 @@ class GPT(nn.Module):
         """Integers `[batch, seq]` -> `[batch, seq, width]`; `start` is the position of the first."""
         return self.embedding(tokens, start)
 
-    def stack(self, h: torch.Tensor, mask: Optional[torch.Tensor] = None, cache: Optional[KVCache] = None) -> torch.Tensor:
-        """`[batch, seq, width] -> [batch, seq, width]`: all layers. For mask and cache see `CausalSelfAttention`.
+    def stack(
+        self,
+        h: torch.Tensor,
+        mask: Optional[torch.Tensor] = None,
+        cache: Optional[KVCache] = None,
+        present: Optional[torch.Tensor] = None,
+    ) -> torch.Tensor:
+        """`[batch, seq, width] -> [batch, seq, width]`: all layers. For mask, cache and present see `CausalSelfAttention`.
 
-        With a concatenated or split stack the result has `spec.hidden_width` features, as has that of `hidden`.
+        Hashed and local attention take whole chunks, so a sequence is padded for them (`present` says so) and cut again; what is
+        padded never reaches a token. With a cache they see to that themselves. With a concatenated or split stack the result has
+        `spec.hidden_width` features, as has that of `hidden`.
         """
-        return self.layers(h, mask=mask, cache=cache)
+        check_present(present, h)
+        if cache is not None:
+            return self.layers(h, mask=mask, cache=cache, present=present)
+        seq = h.shape[1]
+        h, present = pad(h, present, self.spec.padded_length(seq))
+        h = self.layers(h, mask=mask, present=present)
+        return h if h.shape[1] == seq else h[:, :seq]
 
-    def streams(self, h: torch.Tensor, mask: Optional[torch.Tensor] = None) -> Tuple[torch.Tensor, torch.Tensor]:
-        """Both streams `[batch, seq, stack_width]` after the last layer of a reversible stack, from what `embed` gives."""
-        return self._reversible().run(*self._reversible().enter(h), mask=mask)
+    def streams(
+        self, h: torch.Tensor, mask: Optional[torch.Tensor] = None, present: Optional[torch.Tensor] = None
+    ) -> Tuple[torch.Tensor, torch.Tensor]:
+        """Both streams `[batch, seq, stack_width]` after the last layer of a reversible stack, from what `embed` gives, of a
+        length that the layers can take as it is.
+        """
+        return self._reversible().run(*self._reversible().enter(h), mask=mask, present=present)
 
-    def inverse(self, a: torch.Tensor, b: torch.Tensor, mask: Optional[torch.Tensor] = None) -> torch.Tensor:
+    def inverse(
+        self,
+        a: torch.Tensor,
+        b: torch.Tensor,
+        mask: Optional[torch.Tensor] = None,
+        present: Optional[torch.Tensor] = None,
+    ) -> torch.Tensor:
         """The embedded tokens `[batch, seq, width]` from both streams after the last layer: undoes `streams`, in eval mode.
 
         Raises:
             ConfigError: a residual stack cannot be undone.
         """
         stack = self._reversible()
-        return stack.left_behind(*stack.inverse(a, b, mask=mask))
+        return stack.left_behind(*stack.inverse(a, b, mask=mask, present=present))
 
     def _reversible(self) -> ReversibleStack:
         if not isinstance(self.layers, ReversibleStack):
             raise ConfigError("only a reversible stack can be undone", key="model.stack.kind", value="residual")
         return self.layers
 
-    def hidden(self, tokens: torch.Tensor, mask: Optional[torch.Tensor] = None, cache: Optional[KVCache] = None) -> torch.Tensor:
-        """Integers `[batch, seq]` -> `[batch, seq, width]`, after the final norm. With a cache, `tokens` continue it."""
+    def hidden(
+        self,
+        tokens: torch.Tensor,
+        mask: Optional[torch.Tensor] = None,
+        cache: Optional[KVCache] = None,
+        present: Optional[torch.Tensor] = None,
+    ) -> torch.Tensor:
+        """Integers `[batch, seq]` -> `[batch, seq, width]`, after the final norm. With a cache, `tokens` continue it.
+
+        `present`, bool `[batch, seq]`, is False where there is only padding.
+        """
         if cache is None:
-            return self.norm(self.stack(self.embed(tokens), mask))
+            return self.norm(self.stack(self.embed(tokens), mask, present=present))
         cache.begin(tokens.shape[1])
-        h = self.norm(self.stack(self.embed(tokens, cache.length), mask, cache))
+        h = self.norm(self.stack(self.embed(tokens, cache.length), mask, cache, present))
         cache.finish()
         return h
 
@@ -155,9 +159,10 @@ class GPT(nn.Module):
         cache: Optional[KVCache] = None,
         mask: Optional[torch.Tensor] = None,
         last: bool = False,
+        present: Optional[torch.Tensor] = None,
     ) -> torch.Tensor:
         """Integers `[batch, seq]` -> `[batch, seq, vocab]`; with `last`, of the last token only, `[batch, 1, vocab]`."""
-        h = self.hidden(tokens, mask, cache)
+        h = self.hidden(tokens, mask, cache, present)
         return self.readout(h[:, -1:] if last else h)
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
@@ -187,8 +192,21 @@ class GPT(nn.Module):
     def set_attention(self, implementation: str) -> None:
         """`explicit` (PopTorch can trace it), `fused` or `torch`, see `CausalSelfAttention`: the same numbers."""
         for module in self.modules():
-            if isinstance(module, CausalSelfAttention):
+            if hasattr(module, "set_implementation"):
                 module.set_implementation(implementation)
+
+    def redraw(self, step: int) -> None:
+        """Draw the random directions of hashed attention for update `step`: a function of the seed, the layer and the step."""
+        for attention in hashing(self):
+            attention.redraw(step)
+
+    def set_hashes(self, hashes: int) -> None:
+        """Rounds of hashing, in every hashed attention. Raises ConfigError for less than one, or where nothing is hashed."""
+        found = list(hashing(self))
+        if not found:
+            raise ConfigError("no layer of this model hashes", key="model.lsh.hashes", value=hashes)
+        for attention in found:
+            attention.set_hashes(hashes)
 
     def set_engine(self, engine: str) -> None:
         """How activations are saved: `store`, `invert` or `checkpoint`, see the stacks."""

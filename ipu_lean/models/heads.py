@@ -18,7 +18,7 @@ def make_head(spec: GPTSpec, token: Embedding) -> nn.Module:
         return ClassifierHead(spec)
     if spec.tied:
         return TiedReadout(token, spec.base_width, spec.output_mult)
-    return _readout(spec, spec.hidden_width, spec.vocab, spec.hidden_base, bias=False)
+    return _readout(spec, spec.hidden_width, spec.vocab, spec.hidden_base, bias=spec.readout_bias)
 
 
 def _readout(spec: GPTSpec, width: int, rows: int, base: Optional[int], bias: bool) -> PopReadout:

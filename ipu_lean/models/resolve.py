@@ -7,7 +7,7 @@ from typing import Any, Dict, Optional
 from ipu_lean.config import Config, ModelConfig, derived, layer_kinds
 from ipu_lean.data.labelled import expected_classes
 from ipu_lean.errors import ConfigError
-from ipu_lean.models.spec import GPTSpec
+from ipu_lean.models.spec import GPTSpec, LocalSpec, LSHSpec
 
 
 def spec_of(config: Config, vocab: Optional[int] = None) -> GPTSpec:
@@ -17,7 +17,6 @@ def spec_of(config: Config, vocab: Optional[int] = None) -> GPTSpec:
     1 / head size of Yang et al. 2021 where they grow with width.
     """
     model, mup, memory = config.model, config.mup, config.memory
-    _built(model)
     if derived.tied(model) and mup.readout_zero_init:
         raise ConfigError(
             "a tied readout is the embedding, which does not start at zero",
@@ -36,6 +35,10 @@ def spec_of(config: Config, vocab: Optional[int] = None) -> GPTSpec:
         attention=derived.attention(config),
         base_width=None if base is None else base.width,
         attention_scale=mup.attention_mult * base_size**0.5 / size,
+        lsh=_lsh(model, mup.attention_mult * (base_size / size) ** 0.5),
+        local=LocalSpec(model.local.chunk, model.local.before, model.local.after),
+        causal=model.causal,
+        seed=config.seed,
         branch_mult=derived.depth_mult(config),
         embedding_std=mup.embedding_std,
         init_scale=mup.init_scale,
@@ -52,26 +55,14 @@ def spec_of(config: Config, vocab: Optional[int] = None) -> GPTSpec:
     )
 
 
-def _built(model: ModelConfig) -> None:
-    """ConfigError for what can be written and is not computed yet."""
-    default = ModelConfig()
-    for name in ("attention_bias", "readout_bias", "causal"):
-        if getattr(model, name) != getattr(default, name):
-            raise ConfigError("no model is built with this yet", key=f"model.{name}", value=getattr(model, name))
-    if model.positions == "axial":
-        raise ConfigError("no model is built with these positions yet", key="model.positions", value="axial")
-    if set(layer_kinds.distinct_kinds(model)) != {"full"}:
-        raise ConfigError("no model is built with this attention yet", key="model.attention", value=model.attention)
-    if model.heads is not None and model.head_size is not None and derived.attention_width(model) != derived.stack_width(model):
-        raise ConfigError("attention is as wide as the stack", key="model.head_size", value=model.head_size)
-
-
 def structure(model: ModelConfig, vocab: int) -> Dict[str, Any]:
     """The part of a spec that a model section says alone."""
     return {
         "width": model.width,
         "depth": model.depth,
         "heads": derived.heads(model),
+        "features_per_head": derived.head_size(model),
+        "kinds": layer_kinds.distinct_kinds(model),
         "ffn_width": derived.ffn_width(model),
         "vocab": vocab,
         "seq": model.seq,
@@ -82,6 +73,10 @@ def structure(model: ModelConfig, vocab: int) -> Dict[str, Any]:
         "norm_eps": model.norm_eps,
         "sandwich": model.sandwich,
         "bias": model.bias,
+        "attention_bias": derived.attention_bias(model),
+        "readout_bias": model.readout_bias,
+        "axial_shape": layer_kinds.axial_shape(model),
+        "axial_dims": layer_kinds.axial_dims(model),
         "tied": derived.tied(model),
         "head": model.head,
         "classes": model.classes or 0,
@@ -104,6 +99,13 @@ def with_classes(config: Config) -> ModelConfig:
     if config.model.head != "classifier":
         return config.model
     return config.model.model_copy(update={"classes": expected_classes(config)})
+
+
+def _lsh(model: ModelConfig, score_mult: float) -> LSHSpec:
+    """Hashed attention. Its keys have unit length, so scores grow with the queries': as sqrt(head size), once they align."""
+    lsh = model.lsh
+    buckets = (lsh.buckets[0], lsh.buckets[1]) if isinstance(lsh.buckets, list) else lsh.buckets
+    return LSHSpec(lsh.chunk, lsh.before, lsh.after, lsh.hashes, buckets, lsh.full_below, score_mult)
 
 
 def _rows(config: Config, vocab: Optional[int]) -> int:

@@ -3,7 +3,31 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Optional, Tuple
+from typing import Optional, Tuple, Union
+
+from ipu_lean.config.layer_kinds import legal_length
+
+
+@dataclass(frozen=True)
+class LSHSpec:
+    """Hashed attention, see `LSHSelfAttention`; fields as in `model.lsh`, and score_mult, which multiplies the scores."""
+
+    chunk: int = 64
+    before: int = 1
+    after: int = 0
+    hashes: int = 1
+    buckets: Union[None, int, Tuple[int, int]] = None
+    full_below: Optional[int] = None
+    score_mult: float = 1.0
+
+
+@dataclass(frozen=True)
+class LocalSpec:
+    """Local attention, see `LocalSelfAttention`; fields as in `model.local`."""
+
+    chunk: int = 64
+    before: int = 1
+    after: int = 0
 
 
 @dataclass(frozen=True)
@@ -22,7 +46,13 @@ class GPTSpec:
         ffn_chunk, heads_at_once: tokens in a chunk of the feed-forward and heads in a group of the attention; 0: all at once.
         segments: (layers, engine, checkpoint_every) of parts of the stack, in place of one engine for all.
         classes: of a classifier; 0 for language models.
-        attention: `explicit`, `fused` or `torch`, see `CausalSelfAttention`.
+        attention: how it is computed: `explicit`, `fused` or `torch`, see `CausalSelfAttention`.
+        kinds: `full`, `local` or `lsh` for each layer with weights of its own, group by group; empty: all full.
+        lsh, local: what layers of these kinds are like.
+        features_per_head: size of a head where heads x size is not the width of a stream; None: width / heads.
+        attention_bias: biases of its projections; None: as `bias`. readout_bias: of an untied readout.
+        axial_shape, axial_dims: the grid of axial positions and the features of its two tables.
+        seed: what the random directions of hashing are drawn from.
     """
 
     width: int
@@ -71,11 +101,26 @@ class GPTSpec:
     ffn_chunk: int = 0
     heads_at_once: int = 0
     segments: Optional[Tuple[Tuple[int, str, int], ...]] = None
+    kinds: Tuple[str, ...] = ()
+    causal: bool = True
+    lsh: LSHSpec = LSHSpec()
+    local: LocalSpec = LocalSpec()
+    features_per_head: Optional[int] = None
+    attention_bias: Optional[bool] = None
+    readout_bias: bool = False
+    axial_shape: Tuple[int, int] = (1, 1)
+    axial_dims: Tuple[int, int] = (1, 1)
+    seed: int = 0
 
     @property
     def head_size(self) -> int:
         """Features of one head."""
-        return self.stack_width // self.heads
+        return self.stack_width // self.heads if self.features_per_head is None else self.features_per_head
+
+    def padded_length(self, length: int) -> int:
+        """Tokens that the layers see of a sequence of `length`: itself if every layer can take it, else the next that all can."""
+        limits = {"local": (self.local.chunk,) * 2, "lsh": (self.lsh.full_below or self.lsh.chunk, self.lsh.chunk)}
+        return legal_length(length, [limits[kind] for kind in limits if kind in self.kinds])
 
     @property
     def stack_width(self) -> int:

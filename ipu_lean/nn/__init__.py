@@ -10,13 +10,14 @@ from ipu_lean.nn.ffn import FeedForward
 from ipu_lean.nn.linear import Linear
 from ipu_lean.nn.loss import IGNORED, automatic_chunk, chunked_cross_entropy
 from ipu_lean.nn.norms import LayerNorm, RMSNorm, make_norm
-from ipu_lean.nn.positions import LearnedPositions, Rotary, SinusoidalPositions
+from ipu_lean.nn.positions import AxialPositions, LearnedPositions, Rotary, SinusoidalPositions
 from ipu_lean.nn.readout import PopReadout, TiedReadout
 
 __all__ = [
     "ACTIVATIONS",
     "GATED",
     "IGNORED",
+    "AxialPositions",
     "CausalSelfAttention",
     "Embedding",
     "FCLayer",

@@ -6,6 +6,7 @@ import json
 from typing import Any, Dict, Iterator, Optional, Sequence, Tuple
 
 from ipu_lean.config import Config, derived
+from ipu_lean.config.layer_kinds import uses
 from ipu_lean.sweep.grid import Trial
 
 OPTIMIZERS = ("adamw", "adam", "sgd")
@@ -68,6 +69,8 @@ def unfit(config: Config) -> Optional[str]:
     for key in ("dropout", "attention_dropout", "embedding_dropout"):
         if getattr(model, key, 0.0):
             return f"`model.{key}: {getattr(model, key)}` draws from one stream of random numbers, which trials cannot share"
+    if uses(model, "lsh"):
+        return "`model.attention: lsh` hashes, and the last digit of one program can be another bucket in the other"
     if model.kind == "gpt" and model.stack.exact:
         return "`model.stack.exact` rounds to a grid, which turns the last digit of one program into a step of the other's"
     if config.memory.fused_update:

@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from ipu_lean.config import Config, config_hash, derived, load, load_config, require_device
+from ipu_lean.config.layer_kinds import kinds, standing_draw
 from ipu_lean.data import Tokenizer, load_tokenizer, prepare
 from ipu_lean.data.images import prepare_other
 from ipu_lean.data.labelled import prepare_other as prepare_other_texts
@@ -45,6 +46,7 @@ MEASURING = (
     "train.eval_batches",
     "train.threads",
     "model.attention",
+    "model.lsh.hashes",
     "data.cache",
     "precision",
     "device",
@@ -98,6 +100,9 @@ def open_run(run_dir: str, which: str, report: Reporter, overrides: Sequence[str
         check_vocabulary(vocab, tokenizer.vocab + derived.extra_rows(config.model))
     model = build_model(config, vocab)
     snapshots.load_into(model, snapshot.model, source)
+    draw = standing_draw(config.model, int(snapshot.trainer["step"]), config.batch.device_iterations)
+    if draw is not None:
+        model.redraw(draw)  # as it hashed when it was saved
     world = World.current(config)
     return Loaded(run, config, source, snapshot.trainer, model.to(world.device), tokenizer, world)
 
@@ -113,6 +118,13 @@ def _measured(run: RunDirectory, overrides: Sequence[str]) -> Config:
                 value=flat(config).get(key),
                 suggestion=f"leave it out; eval may change {', '.join(name.rstrip('.') for name in MEASURING)}",
             )
+    if kinds(config.model) != kinds(trained.model):
+        raise ConfigError(
+            f"this would measure another model: the layers of the run's are {', '.join(kinds(trained.model))}",
+            key="model.attention",
+            value=config.model.attention,
+            suggestion="leave it out; eval may choose among `auto`, `fused` and `explicit` for a model of full attention",
+        )
     if config.device != trained.device:
         require_device(config)
         check_precision(config)

@@ -15,6 +15,7 @@ import torch
 from torch import nn
 
 from ipu_lean.config import Config
+from ipu_lean.config.layer_kinds import draw_before, standing_draw
 from ipu_lean.data import blank_batch
 from ipu_lean.errors import ConfigError, RunError
 from ipu_lean.optim import Schedule, apply_schedule
@@ -122,6 +123,7 @@ class TorchEngine:
         factor = self.schedule.lr_at(self.update, self.config.batch.device_iterations)
         apply_schedule(self.optimizer, factor)
         self.optimizer.zero_grad(set_to_none=True)
+        self._redraw(draw_before(self.config.model, self.update, self.config.batch.device_iterations))
         self.wrapped.train()
         losses, sums = self._accumulate(batch, rows // micro)
         loss, totals = self._reduce(losses, sums, rows // micro)
@@ -134,6 +136,11 @@ class TorchEngine:
     def _check_loss(self, loss: float) -> None:
         if not math.isfinite(loss):
             raise RunError(f"the loss is {loss} at step {self.update + 1}.")
+
+    def _redraw(self, step: Optional[int]) -> None:
+        """New random directions for hashed attention, where they are due."""
+        if step is not None:
+            self.model.redraw(step)
 
     def _accumulate(self, batch: Batch, count: int) -> Any:
         """Forward and backward of `count` micro-batches; gradients are exchanged in the last one only.
@@ -227,6 +234,7 @@ class TorchEngine:
     def load_state_dict(self, state: Dict[str, Any]) -> None:
         """Take over what `state_dict` returned."""
         self.update = int(state["update"])
+        self._redraw(standing_draw(self.config.model, self.update, self.config.batch.device_iterations))
         if self.scale is not None and state.get("scale"):
             self.scale.load_state_dict(state["scale"])
 
