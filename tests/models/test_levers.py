@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import pytest
 import torch
 
@@ -139,3 +141,24 @@ def test_less_memory(attention, engine):
         return live.peak
 
     assert peak(ffn_chunk=64, attention_heads_at_once=4) < 0.6 * peak()
+
+
+def test_groups_of_heads_with_padding_both_ways_and_heads_of_any_size():
+    plain = tiny(heads=4, head_size=6, dropout=0.2).double().train()
+    parts = copy.deepcopy(plain)
+    for model in (plain, parts):
+        for block in model.layers.blocks:
+            block.branches[0].attention.causal = False
+    for block in parts.layers.blocks:
+        block.branches[0].heads_at_once = 3
+    tokens, labels = tokens_for(plain, seq=9)
+    present = torch.arange(9).expand(2, 9) < torch.tensor([[9], [4]])
+    found = []
+    for model in (plain, parts):
+        torch.manual_seed(3)
+        loss, _ = model.loss(model.hidden(tokens, present=present), labels.masked_fill(~present, -100))
+        loss.backward()
+        found.append((loss.item(), {name: p.grad for name, p in model.named_parameters()}))
+    assert found[0][0] == pytest.approx(found[1][0], rel=1e-13)
+    for name, truth in found[0][1].items():
+        assert truth.norm() > 0 and (found[1][1][name] - truth).norm() < 1e-12 * truth.norm(), name

@@ -231,3 +231,52 @@ def test_mistakes():
         CausalSelfAttention(8, 2, implementation="flash")
     with pytest.raises(ConfigError):
         make(8, 2).set_implementation("x")
+
+
+# -- both ways, padding, heads of any size -----------------------------------------------------------------------------------
+def seen_by_loops(module, x, present, causal):
+    """The definition with a choice of keys for each token: those that are there and, if causal, not after it."""
+    layers = (module.query, module.key, module.value)
+    q, k, v = (torch.nn.functional.linear(x, layer.linear.weight, layer.linear.bias) for layer in layers)
+    q, k, v = (t.view(*x.shape[:2], module.heads, module.head_size) for t in (q, k, v))
+    if module.positions is not None:
+        q, k = module.positions(q), module.positions(k)
+    rows = torch.zeros(*x.shape[:2], module.heads * module.head_size, dtype=x.dtype)
+    for b in range(x.shape[0]):
+        for i in range(x.shape[1]):
+            keys = [j for j in range(i + 1 if causal else x.shape[1]) if present is None or present[b, j]]
+            if not keys:
+                continue
+            scores = module.scale * torch.einsum("hd,khd->hk", q[b, i], k[b, keys])
+            rows[b, i] = torch.einsum("hk,khd->hd", scores.softmax(-1), v[b, keys]).flatten()
+    return torch.nn.functional.linear(rows, module.out.linear.weight, module.out.linear.bias)
+
+
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize("head_size, bias", [(4, True), (6, False)])
+def test_both_ways_with_padding_and_a_head_size_of_its_own(implementation, causal, head_size, bias):
+    options = {"head_size": head_size, "causal": causal, "bias": bias, "positions": Rotary(9, head_size).double()}
+    module = make(implementation=implementation, **options)
+    x = torch.randn(3, 9, 12, dtype=torch.float64, requires_grad=True)
+    present = torch.ones(3, 9, dtype=torch.bool)
+    present[0, 6:] = present[1, :2] = False
+    for given in (None, present):
+        ours, truth = module(x, present=given), seen_by_loops(module, x, given, causal)
+        if given is not None:  # causal rows before the first token see nothing, and mean nothing
+            ours, truth = (t * present[..., None] for t in (ours, truth))
+        assert (ours - truth).norm() < 1e-12 * truth.norm()
+        expected = gradients(module, truth, x)
+        for name, found in gradients(module, ours, x).items():
+            assert expected[name].norm() > 0 and (found - expected[name]).norm() < 1e-11 * expected[name].norm(), name
+
+
+@pytest.mark.parametrize("kind", [torch.bool, torch.float64])
+def test_padding_comes_on_top_of_a_mask(kind):
+    module = make(causal=False)
+    x = torch.randn(2, 7, 12, dtype=torch.float64)
+    present = torch.arange(7).expand(2, 7) < torch.tensor([[7], [5]])
+    mask = torch.ones(7, 7, dtype=torch.bool).tril(2)
+    both = mask & present[:, None, None, :]
+    given = mask if kind == torch.bool else (mask.double() - 1) * 1e4
+    assert torch.allclose(module(x, mask=given, present=present), module(x, mask=both), rtol=1e-13, atol=0)

@@ -23,6 +23,7 @@ CASES = {
     "residual, tied": {"model": RESIDUAL, "train": {"clip": 0.05}},
     "residual, untied": {"model": {**RESIDUAL, "tied": False}, "mup": {"readout_zero_init": False}},
     "sandwich, rmsnorm, swiglu": {"model": {"sandwich": True, "norm": "rmsnorm", "activation": "swiglu", "positions": "learned"}},
+    "local, axial": {"model": {"attention": "local", "local": {"chunk": 6}, "positions": "axial"}},
     "standard parametrisation": {"mup": {"parametrization": "standard", "base_width": None}},
     "four steps a call": {"batch": {"device_iterations": 4}, "train": {"save_every": 4}},
     "adam": {"optimizer": {"kind": "adam", "eps": 1e-6, "weight_decay": 1e-3}},
@@ -124,6 +125,7 @@ def test_all_diverged_is_the_end(tmp_path):
         ({"model": {"embedding_dropout": 0.1}}, "model.embedding_dropout"),
         ({"precision": "bf16-mixed"}, "precision"),
         ({"model": {"stack": {"exact": True}}}, "model.stack.exact"),
+        ({"model": {"attention": ["lsh", "local"]}}, "model.attention"),
     ],
 )
 def test_what_cannot_be_exact_is_refused_with_a_reason(sections, key, tmp_path):

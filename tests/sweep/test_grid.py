@@ -49,6 +49,8 @@ def test_a_number_of_features_scales_with_the_width():
     model = {"width": 32, "heads": 2, "seq": 8, "ffn_width": 48}
     config = base(model=model, mup={"base": model})
     assert [trial.config.model.ffn_width for trial in expand(config, SweepConfig(widths=[32, 64]))] == [48, 96]
+    config = base(model={"width": 32, "heads": 2, "seq": 8, "positions": "axial", "axial": {"dims": [8, 24]}})
+    assert [trial.config.model.axial.dims for trial in expand(config, SweepConfig(widths=[32, 64]))] == [[8, 24], [16, 48]]
 
 
 def test_an_id_depends_on_what_is_computed_only():

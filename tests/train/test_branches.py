@@ -65,6 +65,7 @@ def quick(monkeypatch):
         ("invert", "fp32", {"attention": "explicit", "attention_dropout": 0.2, "num_hidden_groups": 1}),
         ("invert", "bf16-mixed", {"dropout": 0.2}),
         ("checkpoint", "bf16-mixed", {"depth": 1}),
+        ("invert", "fp32", {"attention": ["local", "full"], "local": {"chunk": 8}, "positions": "axial"}),
     ],
 )
 def test_the_numbers_of_plain_branches(quick, engine, precision, model):
@@ -177,6 +178,7 @@ def test_a_compiler_that_fails_is_given_up():
         {"memory": {"ffn_chunk": 8}},
         {"memory": {"attention_heads_at_once": 1}},
         {"train": {"strategy": "fsdp"}},
+        {"model": {"attention": "lsh"}},
     ],
 )
 def test_refused(sections):
