@@ -36,7 +36,9 @@ class MupConfig(Section):
     )
     readout_zero_init: Optional[bool] = setting(None, "The readout starts at zero. Unset: yes under mup, no under standard.")
     query_zero_init: Optional[bool] = setting(
-        None, "Query projections start at zero, so attention starts uniform. Unset: yes under mup, no under standard."
+        None,
+        "Query projections start at zero, so attention starts uniform; hashed attention's never do, since a zero query has no "
+        "direction. Unset: yes under mup, no under standard.",
     )
     init_scale: float = setting(1.0, "Hidden weights start with standard deviation init_scale / sqrt(fan_in).", gt=0)
     embedding_std: float = setting(0.1, "Standard deviation of the embedding at initialisation, at every width.", gt=0)

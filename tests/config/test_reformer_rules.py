@@ -105,6 +105,10 @@ def test_the_grid_of_positions_is_nearly_square_and_holds_the_sequence(seq: int,
     assert shape[0] * shape[1] >= seq
 
 
+def test_a_grid_may_be_larger_than_the_sequence() -> None:
+    assert layer_kinds.axial_shape(model(positions="axial", seq=48, axial={"shape": [8, 8]})) == (8, 8)
+
+
 def test_axial_vectors_share_the_width_and_scale_with_it() -> None:
     assert layer_kinds.axial_dims(model(positions="axial", width=256)) == (64, 192)
     wide = model(positions="axial", width=256, axial={"dims": [128, 128]})

@@ -22,7 +22,7 @@ SECTIONS = {
         "stack": {"output": "concat"},
     },
     "mup": {"base_width": None, "parametrization": "standard"},
-    "train": {"steps": STEPS, "eval_every": 4, "save_every": 2, "log_every": 1, "sample": {"tokens": 0}},
+    "train": {"steps": STEPS, "eval_every": 4, "save_every": 2, "log_every": 1, "sample": {"tokens": 8}},
 }  # fmt: skip
 
 
