@@ -62,12 +62,21 @@ def legal_length(length: int, limits: Sequence[Tuple[int, int]]) -> int:
     return -(-length // multiple) * multiple
 
 
+def keys_of_a_query(model: ModelConfig, kind: str) -> int:
+    """Scores that a token of a whole sequence has with an attention of this kind, in one head."""
+    whole = {"full": model.seq, "local": model.local.chunk, "lsh": full_below(model)}
+    if model.seq <= whole[kind]:
+        return model.seq
+    part = model.lsh if kind == "lsh" else model.local
+    return (part.before + 1 + part.after) * part.chunk * (model.lsh.hashes if kind == "lsh" else 1)
+
+
 def bucket_factors(model: ModelConfig, length: int) -> Tuple[int, ...]:
     """Even factors of the number of buckets in a round over `length` tokens."""
     asked = model.lsh.buckets
     if asked is not None:
         return tuple(asked) if isinstance(asked, list) else (asked,)
-    return automatic_buckets(length, model.lsh.chunk, model.seq)
+    return automatic_buckets(length, model.lsh.chunk, padded_length(model, model.seq))
 
 
 def automatic_buckets(length: int, chunk: int, longest: int) -> Tuple[int, ...]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from typing import Optional
 
-from ipu_lean.config import Config, derived
+from ipu_lean.config import Config, derived, layer_kinds
 from ipu_lean.data import expected_features, expected_vocab
 
 COPIES = 6  # weights, gradients, two moments, and the sums and copies in between
@@ -23,16 +23,18 @@ def parameters(config: Config) -> int:
     if model.kind != "gpt":
         return model.width * (expected_features(config) + (model.depth - 1) * model.width + expected_vocab(config))
     matrices = 3 if model.activation.endswith("glu") else 2
-    layer = model.width * (4 * model.width + matrices * derived.ffn_width(model))
-    layers = derived.groups(model) * model.num_inner_groups
-    return layers * layer + (1 if model.tied else 2) * expected_vocab(config) * model.width
+    kinds = layer_kinds.distinct_kinds(model)
+    projections = sum(3 if kind == "lsh" else 4 for kind in kinds)
+    inside = projections * derived.attention_width(model) + len(kinds) * matrices * derived.ffn_width(model)
+    readout = 0 if derived.tied(model) else derived.hidden_width(model)
+    return derived.stack_width(model) * inside + expected_vocab(config) * (model.width + readout)
 
 
 def work(config: Config) -> float:
     """Floating-point operations of one update: 6 for each weight and token, and attention's scores."""
     model = config.model
     share = derived.visits(model) / derived.groups(model) if model.kind == "gpt" else 1.0
-    scores = 2.0 * model.depth * model.width * model.seq if model.kind == "gpt" else 0.0
+    scores = 2.0 * derived.attention_width(model) * _keys(config) if model.kind == "gpt" else 0.0
     micro_batches = config.batch.accumulation * config.batch.replicas
     return micro_batches * tokens(config) * 6.0 * (parameters(config) * share + scores)
 
@@ -43,9 +45,14 @@ def bytes_each(config: Config) -> int:
     if model.kind != "gpt":
         kept = 4 * model.depth * model.width
     else:
-        layer = ACTIVATIONS * model.width + 3 * derived.ffn_width(model) + 2 * derived.heads(model) * model.seq
-        kept = model.depth * layer + 3 * expected_vocab(config)
+        layer = ACTIVATIONS * model.width + 3 * derived.ffn_width(model)
+        kept = model.depth * layer + 2 * derived.heads(model) * _keys(config) + 3 * expected_vocab(config)
     return 4 * (COPIES * parameters(config) + tokens(config) * kept)
+
+
+def _keys(config: Config) -> int:
+    """Scores of one token in one head, over all layers."""
+    return sum(layer_kinds.keys_of_a_query(config.model, kind) for kind in layer_kinds.kinds(config.model))
 
 
 def available_bytes() -> Optional[int]:

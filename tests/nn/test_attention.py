@@ -271,6 +271,13 @@ def test_both_ways_with_padding_and_a_head_size_of_its_own(implementation, causa
             assert expected[name].norm() > 0 and (found - expected[name]).norm() < 1e-11 * expected[name].norm(), name
 
 
+def test_a_cache_takes_no_padding_and_no_look_ahead():
+    x = torch.randn(2, 3, 12, dtype=torch.float64)
+    for module, given in ((make(), {"present": torch.ones(2, 3, dtype=torch.bool)}), (make(causal=False), {})):
+        with pytest.raises(ConfigError, match="left to right"):
+            module(x, cache=KVCache(1, 2, 3, 8, 4, torch.float64, torch.device("cpu")), **given)
+
+
 @pytest.mark.parametrize("kind", [torch.bool, torch.float64])
 def test_padding_comes_on_top_of_a_mask(kind):
     module = make(causal=False)

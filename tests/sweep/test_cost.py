@@ -23,13 +23,22 @@ MODELS = {
         "depth": 4,
         "num_hidden_groups": 2,
     },
+    "local, two streams": {
+        "width": 64,
+        "seq": 128,
+        "attention": "local",
+        "local": {"chunk": 16},
+        "tied": False,
+        "stack": {"output": "concat"},
+    },
 }
+HASHED = {"width": 64, "seq": 64, "attention": ["local", "lsh"], "local": {"chunk": 8}, "lsh": {"chunk": 16, "hashes": 2}}
 
 
 @pytest.mark.pod
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", [*MODELS, "hashed"])
 def test_parameters_are_counted(name, tmp_path):
-    config = grid_of(tmp_path, model=MODELS[name])[0].config
+    config = grid_of(tmp_path, model={**MODELS, "hashed": HASHED}[name])[0].config
     true = sum(parameter.numel() for parameter in build_meta(config, 257).parameters())
     assert 0.97 * true < cost.parameters(config) <= true
 
@@ -54,6 +63,14 @@ def test_work_is_six_for_each_weight_and_token(tmp_path):
     assert 3 < cost.work(large) / cost.work(small) < 4
     wider = grid_of(tmp_path, model={"width": 64, "seq": 16}, batch={"accumulation": 6})[0].config
     assert cost.work(wider) == pytest.approx(3 * cost.work(small))
+
+
+@pytest.mark.pod
+def test_chunks_cost_what_they_see(tmp_path):
+    """Two layers: 2 x 8 keys of a local query, two rounds of 2 x 16 of a hashed one; each score costs two multiplications."""
+    config = grid_of(tmp_path, model=HASHED)[0].config
+    tokens = config.batch.micro * config.batch.accumulation * 64
+    assert cost.work(config) == pytest.approx(6 * tokens * (cost.parameters(config) + 2 * 64 * (16 + 64)))
 
 
 @pytest.mark.pod

@@ -90,6 +90,11 @@ class CausalSelfAttention(nn.Module):
             cache: keys and values of earlier tokens; `x` continues them.
             present: bool `[batch, seq]`, False where there is only padding, which no token sees.
         """
+        if cache is not None and (present is not None or not self.causal):
+            raise ConfigError(
+                "a cache continues sequences of one length from left to right: causal attention, and no `present`",
+                suggestion="group sequences by length, or compute them whole",
+            )
         x = as_matmul_input(x)
         mask = seen(mask, present)
         if mask is None and cache is None and self._blockwise_applies(x):
