@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import ipu_lean
-from ipu_lean.config import Config, ModelConfig, derived
+from ipu_lean.config import Config, ModelConfig, derived, layer_kinds
 from ipu_lean.train.engines.parallel import strategy_name
 from ipu_lean.train.world import World
 
@@ -83,7 +83,9 @@ def _network(config: Config, vocab: int) -> str:
     if model.kind == "mlp":
         return f"{model.depth} hidden layers, width {model.width}, {model.activation}, {vocab:,} classes"
     head = "" if model.head == "causal-lm" else f", {model.head}"
+    kinds = list(dict.fromkeys(layer_kinds.kinds(model)))
+    attention = "" if kinds == ["full"] else f" of {' and '.join(kinds)} attention"
     return (
-        f"{model.depth} layers, width {model.width}, {derived.heads(model)} heads, vocabulary {vocab:,}, {model.stack.kind} stack"
-        f"{head}, memory engine {derived.engine(config)}"
+        f"{model.depth} layers, width {model.width}, {derived.heads(model)} heads{attention}, vocabulary {vocab:,}, "
+        f"{model.stack.kind} stack{head}, memory engine {derived.engine(config)}"
     )

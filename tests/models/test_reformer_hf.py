@@ -21,11 +21,12 @@ SEED = 11  # of the rotations, which transformers draws anew from it in every la
 VOCAB, WIDTH, HEADS, SIZE, FFN, GRID = 29, 24, 2, 8, 20, (8, 8)
 
 
-def pair(kinds, *, hashes=1, buckets=None, chunk=8, local=8, before=1, after=0, seq=64, causal=True, head=True):
+def pair(kinds, *, hashes=1, buckets=None, chunk=8, local=8, before=1, after=0, seq=64, causal=True, head=True, axial=True):
     """(our model, theirs), with our weights drawn at random and copied, in float64."""
     model = {
         "width": WIDTH, "depth": len(kinds), "heads": HEADS, "head_size": SIZE, "ffn_width": FFN, "vocab": VOCAB, "seq": seq,
-        "positions": "axial", "axial": {"shape": list(GRID), "dims": [8, 16]}, "activation": "relu", "norm_eps": 1e-12,
+        "positions": "axial" if axial else "learned", "axial": {"shape": list(GRID), "dims": [8, 16]} if axial else {},
+        "activation": "relu", "norm_eps": 1e-12,
         "tied": False, "attention_bias": False, "readout_bias": True, "attention": list(kinds), "stack": {"output": "concat"},
     }  # fmt: skip
     if "lsh" in kinds:
@@ -41,7 +42,7 @@ def pair(kinds, *, hashes=1, buckets=None, chunk=8, local=8, before=1, after=0, 
         for name, parameter in ours.named_parameters():
             gain = 1.0 if name.endswith("norm.weight") else 0.0
             parameter.copy_(gain + 0.3 * torch.randn(parameter.shape, generator=generator, dtype=torch.float64))
-    theirs = _theirs(kinds, hashes, buckets, chunk, local, before, after, seq, causal, head)
+    theirs = _theirs(kinds, hashes, buckets, chunk, local, before, after, seq, causal, head, axial)
     found = dict(ours.named_parameters())
     with torch.no_grad():
         for name, tensor in same(dict(theirs.named_parameters()), kinds, head).items():
@@ -50,9 +51,9 @@ def pair(kinds, *, hashes=1, buckets=None, chunk=8, local=8, before=1, after=0, 
     return ours, theirs
 
 
-def _theirs(kinds, hashes, buckets, chunk, local, before, after, seq, causal, head):
+def _theirs(kinds, hashes, buckets, chunk, local, before, after, seq, causal, head, axial):
     config = transformers.ReformerConfig(
-        attention_head_size=SIZE, attn_layers=list(kinds), axial_pos_embds=True, axial_pos_shape=GRID,
+        attention_head_size=SIZE, attn_layers=list(kinds), axial_pos_embds=axial, axial_pos_shape=GRID,
         axial_pos_embds_dim=[8, 16], feed_forward_size=FFN, hash_seed=SEED, hidden_act="relu", hidden_dropout_prob=0.0,
         hidden_size=WIDTH, is_decoder=causal,
         local_attn_chunk_length=local, local_num_chunks_before=before, local_num_chunks_after=after,
@@ -78,9 +79,11 @@ def same(theirs, kinds, head):
     t = {name[len(prefix) :] if name.startswith(prefix) else name: tensor for name, tensor in theirs.items()}
     found = {
         "embedding.token.weight": t["embeddings.word_embeddings.weight"],
-        "embedding.position.rows": t["embeddings.position_embeddings.weights.0"],
-        "embedding.position.columns": t["embeddings.position_embeddings.weights.1"],
+        "embedding.position.rows": t.get("embeddings.position_embeddings.weights.0"),
+        "embedding.position.columns": t.get("embeddings.position_embeddings.weights.1"),
+        "embedding.position.weight": t.get("embeddings.position_embeddings.embedding.weight"),
     }
+    found = {name: tensor for name, tensor in found.items() if tensor is not None}
     for i, kind in enumerate(kinds):
         for part in ("query_key", "value") if kind == "lsh" else ("query", "key", "value"):
             name = f"layers.blocks.{i}.branches.0.attention.{part}.linear.weight"
@@ -126,6 +129,7 @@ CASES = {
     "right": {"kinds": ("local", "lsh", "lsh", "local"), "ragged": "right", "hashes": 3},
     "left": {"kinds": ("lsh", "local"), "ragged": "left"},
     "other chunks": {"kinds": ("lsh", "local"), "chunk": 4, "local": 16, "before": 2},
+    "learned positions": {"kinds": ("lsh", "local"), "axial": False},
     "one chunk": {"kinds": ("lsh", "local", "lsh"), "chunk": 64, "local": 64},
     "both ways": {"kinds": ("local", "lsh"), "causal": False, "head": False, "after": 1, "hashes": 2},
     "both ways, ragged": {"kinds": ("lsh", "local"), "causal": False, "head": False, "ragged": "right"},

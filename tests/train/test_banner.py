@@ -29,4 +29,6 @@ def test_tied_tensors_count_once(tmp_path: Path) -> None:
     text = "\n".join(banner(config, tied, 257, World()))
     assert f"{count_parameters(tied):,} parameters" in text and "1 process," in text and "reversible stack" in text
     assert "lr 0.003 -> 0.0003" in text
+    hashed = tiny_config(tmp_path, model={"depth": 4, "attention": ["local", "lsh"], "local": {"chunk": 4}})
+    assert "2 heads of local and lsh attention" in "\n".join(banner(hashed, build_model(hashed, 257), 257, World()))
     assert "2 processes (ddp)" in "\n".join(banner(config, tied, 257, World(0, 2)))
