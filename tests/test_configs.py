@@ -119,3 +119,16 @@ def test_the_mlp_reads_digits(tmp_path):
     summary = train("cifar_mlp.yaml", tmp_path)
     assert summary["metrics"]["eval"]["valid"]["tokens"] == 359
     assert summary["metrics"]["eval"]["valid"]["accuracy"] > 0.94
+
+
+def test_the_masked_lm_finds_hidden_characters(tmp_path):
+    summary = train("masked_lm_tiny.yaml", tmp_path)
+    valid = summary["metrics"]["eval"]["valid"]
+    assert valid["loss"] < 3.0 < summary["metrics"]["first_loss"]  # how often each byte occurs gives 3.25
+    assert valid["accuracy"] > 0.25 and valid["tokens"] == 8 * 16 * 5  # always a blank: 0.2
+
+
+def test_the_classifier_tells_documentation_from_code(tmp_path):
+    summary = train("classifier_tiny.yaml", tmp_path)
+    valid = summary["metrics"]["eval"]["valid"]
+    assert valid["accuracy"] > 0.75 and valid["tokens"] > 200

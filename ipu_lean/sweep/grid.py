@@ -21,6 +21,8 @@ FIXED = {
     "data": "trials are compared on one text",
     "device": "trials are compared on one device",
     "logging": "it changes nothing that a trial computes",
+    "model.classes": "trials are compared at one task",
+    "model.head": "trials are compared at one task",
     "model.kind": "trials are compared within one architecture",
     "model.seq": "trials are compared at one context length",
     "model.vocab": "trials are compared with one vocabulary",

@@ -7,7 +7,7 @@ from typing import Any, Callable, Dict, List, Optional, Sequence
 
 import torch
 
-from ipu_lean.config import Config, Loaded, config_hash, derived, dump_config
+from ipu_lean.config import Config, Loaded, ModelConfig, config_hash, derived, dump_config
 from ipu_lean.config.layout import IPU_DEVICES
 from ipu_lean.errors import ConfigError, IpuLeanError, VerdictFailed
 from ipu_lean.models import build_meta
@@ -26,7 +26,7 @@ from ipu_lean.train.tasks import Task, open_task
 
 Summary = Dict[str, Any]
 STEPS, SEEDS = 16, 2
-LABELS = 1024  # tokens of the fixed batch (a quarter as many images), unless an IPU's own batch counts
+LABELS = 1024  # tokens of the fixed batch (or 256 images, 64 texts, 4096 tokens some of which are hidden), unless on an IPU
 
 
 def run_coord_check(
@@ -94,7 +94,7 @@ def rows_for(config: Config, task: Task) -> int:
     """Rows of the fixed batch: an IPU's global batch; elsewhere `LABELS` labels, whatever a training batch is: with few tokens
     the figures scatter, with many they cost time. The global batch if the data is too short for that.
     """
-    rows = max(1, LABELS // (4 if config.model.kind == "mlp" else config.model.seq))
+    rows = max(1, LABELS // _cost(config.model))
     if config.device in IPU_DEVICES:
         return config.batch.global_batch
     try:
@@ -102,6 +102,15 @@ def rows_for(config: Config, task: Task) -> int:
     except ConfigError:
         return config.batch.global_batch
     return rows
+
+
+def _cost(model: ModelConfig) -> int:
+    """What one row counts as: its labels, with allowance for images (cheap), for texts and for the few labels of a masked LM."""
+    if model.kind == "mlp":
+        return 4
+    if model.head == "classifier":
+        return 16
+    return model.seq if model.head == "causal-lm" else max(1, model.seq // 4)
 
 
 def default_widths(config: Config) -> List[int]:

@@ -67,7 +67,8 @@ class _Softmax(TorchFunctionMode):
 
 def _readout(model: nn.Module, generator: torch.Generator) -> Any:
     """(rms of the readout's output for normal inputs and weights, its fan-in): sqrt(fan-in) times whatever it multiplies with."""
-    readout = [block.module for block in model.blocks() if block.kind == "head"][-1]  # type: ignore[operator]
+    head = [block.module for block in model.blocks() if block.kind == "head"][-1]  # type: ignore[operator]
+    readout = getattr(head, "projection", head)  # a classifier's has a dense layer before it
     tensors = readout.tensors() if hasattr(readout, "tensors") else list(readout.parameters())
     matrices = [tensor for tensor in tensors if tensor.dim() == 2]
     if not matrices:
