@@ -172,7 +172,9 @@ class Stretch:
         return self._copy.view(-1)
 
     def finish(self) -> None:
-        """After an update."""
+        """After an update. A GPU's blocks are as long as the stretch, so its index would hold 4 bytes a parameter."""
+        if self.device.type != "cpu":
+            self._index = None
         if self._copy is not None:
             self.parameters[0].copy_(self._copy)
             self._copy = None

@@ -53,7 +53,7 @@ class Walk:
         if self.draws:
             words = rules.noise_key(self.group["seed"], int(step), self.stretch.position + begin)
             key = torch.tensor(words, dtype=torch.int32, device=self.stretch.device)
-            index = None if self.native else bare(self.stretch.index(self.longest), 0, end - begin)
+            index = None if self.native else bare(self.stretch.index(end - begin), 0, end - begin)
         rest = (self._numbers(step), index, key, self.summation, self.noisy, self.group["maximize"])
         fast = self.compiled and (self.native or end - begin >= SHORT)
         rule = self._compiled_rule(gradient.dtype) if fast else rules.update

@@ -71,6 +71,7 @@ VARIANTS: Dict[str, Any] = {
     "checkpoints": {**PURE, "memory": {"engine": "checkpoint"}},
     "levers": {**PURE, "memory": {"ffn_chunk": 8, "attention_heads_at_once": 1, "keep_last": 1}},
     "loss in chunks": {**PURE, "memory": {"loss_chunk": 8}, "model": {"dropout": 0.1}},
+    "hashed, local": {**PURE, "model": {"attention": ["lsh", "local"], "lsh": {"chunk": 4}, "local": {"chunk": 4}}},
     "fp32 adamw": {},
     "fp32 adam": {"optimizer": {"kind": "adam"}},
     "fp32 sgd": {"optimizer": {"kind": "sgd", "momentum": 0.9, "lr": 0.01}},

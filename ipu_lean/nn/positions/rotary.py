@@ -9,6 +9,8 @@ import torch
 from ipu_lean.errors import ConfigError
 from ipu_lean.nn.positions.table import PositionTable
 
+_HALF = (torch.bfloat16, torch.float16)
+
 
 class Rotary(PositionTable):
     """Turns each pair of features (i, i + head_size/2) at position p by the angle p * base**(-2i / head_size).
@@ -43,7 +45,7 @@ class Rotary(PositionTable):
         stop = start + like.shape[1]
         if stop > self.seq:
             raise ConfigError(f"position {stop - 1} is beyond the context of {self.seq} tokens", key="model.seq", value=self.seq)
-        dtype = self.cos.dtype if like.dtype == torch.bfloat16 else like.dtype
+        dtype = self.cos.dtype if like.dtype in _HALF else like.dtype
         return self.cos[start:stop].to(dtype), self.sin[start:stop].to(dtype)
 
     def _apply(self, fn: Any, *args: Any, **kwargs: Any) -> Rotary:
@@ -65,9 +67,9 @@ class Rotary(PositionTable):
 
 def rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
     """x * cos + swap(x) * sin, where swap exchanges the halves of the last dimension and `sin` carries the sign; computed in the
-    type of the tables, which are wider than a bf16 `x`.
+    type of the tables, which are wider than a 16-bit `x` (except in a model that is fp16 throughout, as on an IPU).
     """
-    if x.dtype == torch.bfloat16 and cos.dtype != x.dtype:
+    if x.dtype in _HALF and cos.dtype != x.dtype:
         return rotate(x.to(cos.dtype), cos, sin).to(x.dtype)
     first, second = x.chunk(2, -1)
     return torch.addcmul(x * cos, torch.cat([second, first], -1), sin)

@@ -34,24 +34,37 @@ def activation_bytes(config: Config, vocab: int) -> Optional[int]:
     return _gpt(config, vocab) if config.model.attention in FULL else None
 
 
-def copy_bytes(config: Config, vocab: int) -> int:
+def copy_bytes(config: Config, vocab: int) -> Optional[int]:
     """Copies of weights that are alive at once: casts to 16 bits (autocast), matrices joined to one or scaled by a depth rule.
 
-    The backward pass needs them, so `store` keeps those of all layers; other engines make them again, a branch at a time.
+    The backward pass needs them, so `store` keeps those of all layers; other engines make them again, a branch at a time. None
+    for kinds of attention that this formula does not know.
     """
     mixed, model, (_, element) = config.precision.endswith("mixed"), config.model, widths(config)
     if model.kind == "mlp":
         return 2 * (((model.features or 0) + (model.depth - 1) * model.width + vocab) * model.width) if mixed else 0
+    if model.attention not in FULL:
+        return None
     width, ffn = derived.stack_width(model), derived.ffn_width(model)
-    scaled = mixed or (derived.depth_mult(config) != 1.0 and not model.sandwich)
-    attention = (3 * width * width if mixed or _joined(config) else 0) + (width * width if scaled else 0)
+    square, matrix, joined = width * width, width * ffn, _joined(config)
+    scaled = derived.depth_mult(config) != 1.0 and not model.sandwich
+    attention = (3 * square if mixed or joined else 0) + (square if mixed or scaled else 0)
     up = 2 if model.activation in GATED else 1
-    feed_forward = (up * width * ffn if mixed else 0) + (width * ffn if scaled else 0)
-    stored = sum(layers for layers, engine, _ in _parts(config) if engine == "store")
-    kept = stored * (attention + feed_forward)
-    if stored < model.depth:
-        kept += max(attention, feed_forward)
-    return element * (kept + (derived.hidden_width(model) * vocab if mixed and stored else 0))
+    feed_forward = (up * matrix if mixed else 0) + (matrix if mixed or scaled else 0)
+    # Joined and scaled in fp32 before they are cast: one such matrix is alive for a moment.
+    passing = (4 * 3 * square if mixed and joined else 0, 4 * matrix if mixed and scaled else 0)
+    at_once = max(element * attention + passing[0], element * feed_forward + passing[1])
+    kept = repeated = 0
+    for layers, engine, every in _parts(config):
+        if engine == "store":
+            kept += layers * element * (attention + (0 if config.memory.ffn_chunk else feed_forward))
+            repeated = max(repeated, at_once if config.memory.ffn_chunk else 0)
+        elif engine == "checkpoint":
+            repeated = max(repeated, min(every, layers) * element * (attention + feed_forward) + max(passing))
+        else:
+            repeated = max(repeated, at_once)
+    readout = element * derived.hidden_width(model) * vocab if mixed else 0
+    return max(kept + repeated, kept + readout)
 
 
 def _parts(config: Config) -> Tuple[Tuple[int, str, int], ...]:
@@ -71,21 +84,22 @@ def _gpt(config: Config, vocab: int) -> int:
     stream, element = widths(config)
     width, ffn, hidden = derived.stack_width(model), derived.ffn_width(model), derived.hidden_width(model)
     state = (2 if model.stack.kind == "reversible" else 1) * width * stream * tokens
-    attention, feed_forward = _branches(config, tokens)
-    kept, alive = _kept(config, state, attention, feed_forward)
+    attention, feed_forward, inner = _branches(config, tokens)
+    kept, alive = _kept(config, state, attention, feed_forward, inner)
     # Gradients in flight: of the stream, and of what lies around the activation; and a weight's own gradient while it is made.
     up = 2 if model.activation in GATED else 1
-    chunk = config.memory.ffn_chunk or tokens
+    chunk = min(config.memory.ffn_chunk or tokens, tokens)
     weight = 2 if config.precision == "bf16-pure" else 4
-    work = 2 * stream * width * tokens + (1 + up) * ffn * element * min(chunk, tokens) + weight * width * ffn
+    made = 2 * weight if config.precision.endswith("mixed") else weight  # through a cast
+    work = 2 * stream * width * tokens + (1 + up) * ffn * element * chunk + made * width * ffn
     begin, later = _loss(config, tokens, hidden, vocab)
     pending = weight * vocab * model.width if derived.tied(model) else 0
     ends = 2 * tokens * hidden * stream
     return max(kept + ends + begin, kept + alive + pending + work, pending + weight * vocab * model.width, kept + ends + later)
 
 
-def _branches(config: Config, tokens: int) -> Tuple[int, int]:
-    """What the two branches of a layer keep for their gradients."""
+def _branches(config: Config, tokens: int) -> Tuple[int, int, int]:
+    """What the two branches of a layer keep for their gradients, the second one without and then around its activation."""
     model = config.model
     stream, element = widths(config)
     width, ffn = derived.stack_width(model), derived.ffn_width(model)
@@ -95,25 +109,26 @@ def _branches(config: Config, tokens: int) -> Tuple[int, int]:
         attention += scores * (element if config.precision != "bf16-mixed" else 6) + tokens * width * element
     chunk = min(config.memory.ffn_chunk or tokens, tokens)
     inner = (4 if model.activation in GATED else 2) * element * ffn
-    feed_forward = tokens * width * (stream + element) + chunk * inner
+    feed_forward = tokens * width * (stream + element)
     masks = tokens * width if model.dropout else 0
     extra = tokens * width * element if model.sandwich else 0
-    return attention + masks + extra, feed_forward + masks + extra
+    return attention + masks + extra, feed_forward + masks + extra, chunk * inner
 
 
-def _kept(config: Config, state: int, attention: int, feed_forward: int) -> Tuple[int, int]:
+def _kept(config: Config, state: int, attention: int, feed_forward: int, inner: int) -> Tuple[int, int]:
     """(kept through the whole forward pass, alive beside it while gradients are taken)."""
-    layer = attention + feed_forward
-    kept = alive = 0
+    pieces = config.memory.ffn_chunk > 0  # made again, one at a time
+    layer = attention + feed_forward + (0 if pieces else inner)
+    kept, alive = 0, inner if pieces else 0
     for layers, engine, every in _parts(config):
         if engine == "store":
             kept += layers * layer
         elif engine == "checkpoint":
             kept += -(-layers // every) * state
-            alive = max(alive, min(every, layers) * layer)
+            alive = max(alive, min(every, layers) * layer + (inner if pieces else 0))
         else:
             kept += 2 * state
-            alive = max(alive, state + max(attention, feed_forward))
+            alive = max(alive, state + max(attention, feed_forward + inner))
     return kept, alive
 
 
@@ -122,9 +137,9 @@ def _loss(config: Config, tokens: int, hidden: int, vocab: int) -> Tuple[int, in
     stream, element = widths(config)
     chunk = config.memory.loss_chunk
     chunk = automatic_chunk(tokens, vocab) if chunk is None else min(chunk, tokens)
-    logits = (4 if element == 4 else 8) * vocab  # as they come, in fp32, and their gradient
     if not 0 < chunk < tokens:
-        return tokens * (logits + 4 * vocab), tokens * (logits + 8 * vocab)
+        return tokens * 8 * vocab, tokens * 12 * vocab  # in fp32: logits, their log-softmax, and a gradient
+    logits = (4 if element == 4 else 8) * vocab  # as they come, in fp32, and their gradient
     matrix, weight = vocab * hidden, 2 if config.precision == "bf16-pure" else 4
     made = weight if element == weight else weight + element
     return chunk * logits + matrix * (4 + made) + tokens * hidden * stream, 2 * matrix * weight

@@ -72,7 +72,7 @@ def predicted(config: Config, sizes: List[int], vocab: int) -> Footprint:
     activations = activation_bytes(config, vocab)
     found = Footprint(count * weight, alive * gradient, count * moments, count * kept, copies, activations)
     peak = None
-    if activations is not None:
+    if activations is not None and copies is not None:
         # Activations are most before the first gradient is there. At the end there are the last gradients, for a tied matrix
         # in two parts, or what torch's optimizers make in passing, of a tensor's size each.
         pair = gradient * vocab * config.model.width if derived.tied(config.model) else 0

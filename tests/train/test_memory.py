@@ -1,0 +1,163 @@
+"""`memory`: the formulas against closed forms and against what is alive, and what a fresh process holds against the formulas."""
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any, Dict, Tuple
+
+import pytest
+import torch
+
+from ipu_lean._compat import TORCH
+from ipu_lean.cli import main
+from ipu_lean.config import make_config
+from ipu_lean.errors import ConfigError, RunError
+from ipu_lean.models import build_meta
+from ipu_lean.train.memory import commands, worker
+from ipu_lean.train.memory.activations import activation_bytes, copy_bytes
+from ipu_lean.train.memory.footprint import predicted, sizes_of
+from ipu_lean.train.memory.modes import MODES, chosen, on_device, with_mode
+
+VOCAB = 2048
+
+
+def config_of(**sections: Any) -> Any:
+    model = {"width": 128, "depth": 3, "heads": 2, "seq": 64, "vocab": VOCAB, **sections.pop("model", {})}
+    return make_config(model=model, **{"mup": {"base_width": 64}, "batch": {"micro": 4}, **sections})
+
+
+def command(capsys: Any, *words: str) -> Tuple[int, Dict[str, Any], str]:
+    """(exit code, the summary, everything before it)."""
+    code = main(["memory", *words, "--json"])
+    lines = capsys.readouterr().out.rstrip().splitlines()
+    return code, json.loads(lines[-1]), "\n".join(lines[:-1])
+
+
+@pytest.mark.pod
+@pytest.mark.parametrize("mode", MODES, ids=lambda mode: mode.name)
+def test_bytes_a_parameter_are_those_of_the_arithmetic(mode: Any) -> None:
+    config = with_mode(on_device(config_of()), mode)
+    sizes = sizes_of(build_meta(config, VOCAB))
+    found = predicted(config, sizes, VOCAB)
+    count, gradient = sum(sizes), 2 if mode.precision == "bf16-pure" else 4
+    held = {"kahan": 10, "split": 10, "stochastic": 8, "none": 8, None: 16}[mode.summation]
+    if not mode.fused:
+        assert found.held == held * count and found.gradients == gradient * count
+        return
+    small = sum(size for size in sizes if size < 4096)
+    assert found.gradients == gradient * (max(sizes) + small)
+    assert found.held == (held - gradient) * count + found.gradients
+
+
+@pytest.mark.pod
+def test_other_optimizers_hold_other_moments() -> None:
+    def held(**optimizer: Any) -> Tuple[int, int, int]:
+        config = config_of(precision="bf16-pure", optimizer=optimizer)
+        found = predicted(config, [1000], VOCAB)
+        return found.moments, found.compensation, found.held
+
+    assert held() == (4000, 2000, 10_000)
+    assert held(betas=[0.9, 0.999]) == (6000, 2000, 12_000)
+    assert held(betas=[0.9, 0.999], variance="stochastic") == (4000, 2000, 10_000)
+    assert held(betas=[0.999, 0.95]) == (6000, 2000, 12_000)
+    assert predicted(config_of(optimizer={"kind": "sgd"}), [1000], VOCAB).held == 8000
+    assert predicted(config_of(optimizer={"kind": "sgd", "momentum": 0.9}), [1000], VOCAB).held == 12_000
+
+
+SETTINGS: Dict[str, Any] = {
+    "invert": {},
+    "store": {"memory": {"engine": "store"}},
+    "residual": {"model": {"stack": {"kind": "residual"}}},
+    "checkpoints": {"model": {"stack": {"kind": "residual"}, "depth": 6}, "memory": {"engine": "checkpoint"}},
+    "explicit": {"model": {"stack": {"kind": "residual"}, "attention": "explicit"}},
+    "gated, untied": {"model": {"stack": {"kind": "residual"}, "activation": "swiglu", "tied": False}},
+    "feed-forward in pieces": {"memory": {"engine": "store", "ffn_chunk": 64}},
+    "loss in chunks": {"memory": {"loss_chunk": 32}},
+    "wide and short": {"model": {"width": 512, "heads": 8, "seq": 16}, "batch": {"micro": 1}},
+}
+
+
+@pytest.mark.skipif(TORCH < (2, 1), reason="storages cannot be followed")
+@pytest.mark.parametrize("precision", ["fp32", "bf16-mixed", "bf16-pure"])
+@pytest.mark.parametrize("setting", SETTINGS)
+def test_activations_by_formula_are_near_what_is_alive(setting: str, precision: str) -> None:
+    config = config_of(**{**SETTINGS[setting], "precision": precision})
+    found = worker._activations(worker.engine_of(config, VOCAB), worker.batch_of(config, VOCAB))
+    assert activation_bytes(config, VOCAB) == pytest.approx(found["activations"], rel=0.2)
+    assert copy_bytes(config, VOCAB) == pytest.approx(found["copies"], rel=0.05, abs=1000)
+
+
+@pytest.fixture(scope="module")
+def yaml(tmp_path_factory: Any) -> Path:
+    """11 million parameters, few activations."""
+    path = tmp_path_factory.mktemp("memory") / "config.yaml"
+    model = {"width": 448, "depth": 4, "head_size": 64, "seq": 16, "vocab": 4096}
+    path.write_text(json.dumps({"model": model, "mup": {"base_width": 64}, "batch": {"micro": 1}}))
+    return path
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="only Linux says what a process holds")
+@pytest.mark.skipif(not hasattr(torch.Tensor, "register_post_accumulate_grad_hook"), reason="needs torch 2.1")
+def test_a_fresh_process_holds_what_the_formula_says(yaml: Path, tmp_path: Path, capsys: Any) -> None:
+    out = tmp_path / "out"
+    modes = "bf16-pure/kahan,bf16-pure/stochastic+fused"
+    code, summary, text = command(capsys, str(yaml), "--modes", modes, "--out", str(out))
+    assert code == 0 and summary["status"] == "ok" and json.loads((out / "summary.json").read_text()) == summary
+    plain, fused = summary["metrics"]["modes"]
+    count, largest = summary["metrics"]["parameters"], summary["metrics"]["largest"]
+    assert plain["measured"]["source"] == "process" and plain["measured"]["parameters"] == count
+    assert plain["measured"]["bytes_per_parameter"] == pytest.approx(10.0, rel=0.03)
+    assert fused["measured"]["bytes_per_parameter"] == pytest.approx(6.0 + 2 * largest / count, rel=0.03)
+    assert plain["measured"]["held_weights"] == pytest.approx(2 * count, rel=0.03)
+    for name in ("weights", "gradients", "moments", "compensation"):
+        assert plain["measured"][name] == pytest.approx(plain["predicted"][name], rel=0.005), name
+    for row in (plain, fused):
+        assert row["measured"]["peak"] == pytest.approx(row["predicted"]["peak"], rel=0.15)
+    assert (out / "memory.png").stat().st_size > 5000 and "bf16-pure/kahan" in (out / "memory.txt").read_text()
+    assert "10.00" in text and "fp16-ipu" in text
+
+
+@pytest.mark.pod
+def test_a_model_that_is_too_large_is_predicted(tmp_path: Path, capsys: Any) -> None:
+    """OPT 1.3B: 13 GB in pure bf16 where fp32 takes 21."""
+    path = tmp_path / "opt.yaml"
+    model = {"width": 2048, "depth": 24, "heads": 32, "ffn_width": 8192, "seq": 2048, "vocab": 50272, "positions": "learned"}
+    path.write_text(json.dumps({"model": model, "mup": {"parametrization": "standard"}}))
+    code, summary, text = command(capsys, str(path), "--predict", "--out", str(tmp_path / "out"))
+    assert code == 0 and summary["metrics"]["predicted_only"]
+    held = {row["mode"]: row["predicted"]["held"] / 1e9 for row in summary["metrics"]["modes"]}
+    assert held["bf16-pure/kahan"] == pytest.approx(13.15, rel=0.01) and held["fp32"] == pytest.approx(21.05, rel=0.01)
+    assert all(row["measured"] is None for row in summary["metrics"]["modes"])
+    ipu = summary["metrics"]["ipu"]
+    assert ipu["predicted"]["bytes_per_parameter"] == 10 and ipu["plan"]["verdict"] == "no" and "no (`ipu-lean plan`" in text
+
+
+@pytest.mark.pod
+def test_what_cannot_be_is_said(yaml: Path, tmp_path: Path, capsys: Any, monkeypatch: Any) -> None:
+    words = [str(yaml), "optimizer.kind=sgd", "--predict", "--modes", "fp32,bf16-pure/split", "--out", str(tmp_path / "sgd")]
+    code, summary, text = command(capsys, *words)
+    first, second = summary["metrics"]["modes"]
+    assert code == 0 and first["status"] == "ok" and second["status"] == "refused"
+    assert "AdamW only" in second["reason"] and "bf16-pure/split: refused" in text
+    code, summary, _ = command(capsys, str(yaml), "--modes", "bf16-pure/kahn")
+    assert code == 2 and "Did you mean bf16-pure/kahan?" in summary["error"]
+
+    def fails(*_: Any) -> Any:
+        raise RunError("the measuring process ended with -9: it was killed; did memory run out?")
+
+    monkeypatch.setattr(commands, "in_fresh_process", fails)
+    code, summary, _ = command(capsys, str(yaml), "--modes", "fp32", "--out", str(tmp_path / "killed"))
+    assert code == 1 and "did memory run out?" in summary["error"]
+    assert json.loads((tmp_path / "killed" / "summary.json").read_text())["status"] == "failed"
+
+
+@pytest.mark.pod
+def test_modes_and_devices() -> None:
+    assert len({mode.name for mode in MODES}) == 13 == len(chosen(None))
+    with pytest.raises(ConfigError):
+        chosen(["fp16-mixed+fused"])
+    emulated = make_config(device="ipu-emulated", mup={"base_width": 64}, batch={"micro": 2, "replicas": 2, "accumulation": 4})
+    here = on_device(emulated)
+    assert here.device == "cpu" and here.batch.global_batch == 2
+    assert with_mode(here, chosen(["bf16-pure/split+fused"])[0]).memory.fused_update
