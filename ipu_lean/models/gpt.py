@@ -185,7 +185,7 @@ class GPT(nn.Module):
         length = spec.seq if length is None else length
         if not 1 <= length <= spec.seq:
             raise ConfigError(f"a cache holds between 1 and model.seq = {spec.seq} tokens", value=length)
-        return KVCache(spec.depth, batch, spec.heads, length, spec.head_size, weight.dtype, weight.device)
+        return KVCache(spec.depth, batch, spec.heads, length, spec.head_size, weight.dtype, weight.device, spec.padded_length)
 
     # What is chosen from outside and never changes the mathematics.
 

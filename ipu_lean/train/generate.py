@@ -1,9 +1,9 @@
-"""Continue text: one token at a time, with a cache of keys and values, greedy or sampled.
+"""Continue text: one token at a time, with a cache of what attentions need again, greedy or sampled.
 
 The context window. A model sees at most `seq` tokens. When the window is full, its older half is dropped and generation goes on
 from the newer half, read anew. So a token's context has between seq/2 and seq tokens; each token costs one cached step, plus
 one reading of seq/2 tokens every seq/2 tokens. The rule depends on lengths alone, which is why cached and uncached generation
-agree.
+agree (with hashed attention they mean different things, see nn/attention/incremental.py).
 """
 
 from __future__ import annotations
@@ -82,6 +82,7 @@ def generate_ids(
     end: Optional[int] = None,
     cache: bool = True,
     allowed: Optional[int] = None,
+    counts: Optional[Dict[str, int]] = None,
 ) -> List[List[int]]:
     """New token ids for each prompt (the prompt is not repeated).
 
@@ -94,8 +95,9 @@ def generate_ids(
         seq: context length.
         temperature: 0 takes the likeliest token.
         end: stop a row after this id, which is left out of the result.
-        cache: False recomputes the whole window for every token (same result, slower).
+        cache: False recomputes the whole window for every token (slower; the same result unless attention is hashed).
         allowed: ids from here on are never chosen (rows of a padded vocabulary).
+        counts: gets `computed` and `reused`, the positions that passes computed and those that they found in a cache.
     """
     check_sampling(temperature, top_k, top_p, tokens)
     if any(len(prompt) == 0 for prompt in prompts):
@@ -110,7 +112,7 @@ def generate_ids(
         with torch.no_grad():
             for rows in lengths.values():
                 pick = [_Picker(temperature, top_k, top_p, seed + row, allowed) for row in rows]
-                found = _continue([list(prompts[row])[-seq:] for row in rows], tokens, model, seq, pick, end, cache)
+                found = _continue([list(prompts[row])[-seq:] for row in rows], tokens, model, seq, pick, end, cache, counts)
                 for row, ids in zip(rows, found):
                     results[row] = ids
     finally:
@@ -119,7 +121,14 @@ def generate_ids(
 
 
 def _continue(
-    windows: List[List[int]], tokens: int, model: nn.Module, seq: int, pick: List[_Picker], end: Optional[int], use_cache: bool
+    windows: List[List[int]],
+    tokens: int,
+    model: nn.Module,
+    seq: int,
+    pick: List[_Picker],
+    end: Optional[int],
+    use_cache: bool,
+    counts: Optional[Dict[str, int]],
 ) -> List[List[int]]:
     """Rows of equal length, generated side by side until all have ended."""
     found: List[List[int]] = [[] for _ in windows]
@@ -133,6 +142,9 @@ def _continue(
         if use_cache and cache is None:
             cache, read = model.new_cache(len(windows), seq), 0
         fresh = torch.tensor([window[read if use_cache else 0 :] for window in windows], dtype=torch.int64, device=device)
+        if counts is not None:
+            counts["computed"] = counts.get("computed", 0) + fresh.numel()
+            counts["reused"] = counts.get("reused", 0) + (0 if cache is None else cache.length * len(windows))
         logits = model.logits(fresh, cache=cache, last=True)[:, -1].float()
         read = len(windows[0])
         for row, window in enumerate(windows):

@@ -242,7 +242,7 @@ def run_generate(
     Args:
         prompt, prompts: one, or several instead; `-` reads it from standard input.
         samples: continuations of each prompt.
-        cache: False recomputes the context for every token: the same text, slower.
+        cache: False recomputes the context for every token: slower, and the same text unless attention is hashed.
         (For the others see `generate.generate_ids`.)
 
     Returns:
@@ -261,6 +261,7 @@ def run_generate(
     asked = [one for one in given for _ in range(samples)]
     if not asked:
         raise CheckpointError("there is no prompt to continue.")
+    counts: Dict[str, int] = {}
     found = generate_ids(
         used.model,
         [prompt_ids(used.tokenizer, one) for one in asked],
@@ -273,6 +274,7 @@ def run_generate(
         end=used.tokenizer.end,
         cache=cache,
         allowed=used.tokenizer.vocab,
+        counts=counts,
     )
     texts: List[str] = [one + used.tokenizer.decode(ids) for one, ids in zip(asked, found)]
     count, seconds = sum(len(ids) for ids in found), time.perf_counter() - started
@@ -283,7 +285,7 @@ def run_generate(
         steps=int(used.trainer["step"]),
         tokens=count,
         seconds=seconds,
-        metrics={"tokens_per_s": round(count / seconds, 1)},
+        metrics={"tokens_per_s": round(count / seconds, 1), **counts},
         artifacts={"run": str(used.run.path), "checkpoint": str(used.source)},
     )
     return {**summary, "text": "\n---\n".join(texts), "texts": texts}
