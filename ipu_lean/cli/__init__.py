@@ -11,14 +11,14 @@ import sys
 from typing import Any, Callable, Dict, List, NoReturn, Optional, Sequence
 
 from ipu_lean import __version__
-from ipu_lean.cli import coord, ipu, memory, study, sweep
+from ipu_lean.cli import convert, coord, ipu, memory, study, sweep
 from ipu_lean.cli.problems import known, quieten
 from ipu_lean.errors import ConfigError, EnvironmentProblem, IpuLeanError, RunError, did_you_mean
 
 Summary = Dict[str, Any]
 Command = Callable[[argparse.Namespace], Summary]
 SCHEMA = 1
-ROOMS = (ipu, coord, sweep, study, memory)
+ROOMS = (ipu, coord, sweep, study, memory, convert)
 """Modules that bring commands of their own: NAMES of them, `add_commands`, and the PAIRS that are written as two words."""
 
 

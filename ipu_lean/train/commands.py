@@ -17,14 +17,15 @@ from ipu_lean.data.images import absolute_images
 from ipu_lean.data.labelled import absolute_labelled
 from ipu_lean.errors import ConfigError, EnvironmentProblem, Interrupted, IpuLeanError
 from ipu_lean.ipu.dist import under_poprun
+from ipu_lean.train.checkpoint import CheckpointStore
 from ipu_lean.train.engines.protocol import DeviceFailure
-from ipu_lean.train.files import write_atomic
+from ipu_lean.train.files import read_json, write_atomic
 from ipu_lean.train.finish import finish
 from ipu_lean.train.loggers import check_loggers
 from ipu_lean.train.loop import TrainLoop
 from ipu_lean.train.precision import check_precision
 from ipu_lean.train.progress import Reporter
-from ipu_lean.train.resume import resumed_config
+from ipu_lean.train.resume import begun_config, resumed_config
 from ipu_lean.train.runs import RunDirectory, make_summary
 from ipu_lean.train.session import Session
 from ipu_lean.train.signals import StopSignal
@@ -72,7 +73,10 @@ def run_resume(run_dir: str, overrides: Sequence[str] = (), report: Optional[Rep
     """
     run = RunDirectory.open(run_dir)
     run.check_trained()
-    config, changed = resumed_config(run.config, overrides)
+    fresh = begins(run)
+    config, changed = (begun_config if fresh else resumed_config)(run.config, overrides)
+    if fresh:
+        config = with_absolute_paths(config)
     report = report or Reporter(config.logging.progress)
 
     def note_changes() -> None:
@@ -82,11 +86,20 @@ def run_resume(run_dir: str, overrides: Sequence[str] = (), report: Optional[Rep
 
     def take_run(session: Session) -> RunDirectory:
         run.lock()
+        if fresh:
+            run.data.unlink(missing_ok=True)  # of an attempt that made no step, perhaps on another text
         session.run, session.accepted = run, note_changes
         session.prepare()
         return run
 
     return _train("resume", config, report, take_run)
+
+
+def begins(run: RunDirectory) -> bool:
+    """Whether all that the run holds is weights that no step has touched (`convert`)."""
+    store = CheckpointStore(run.checkpoints)
+    trainer = read_json(store.path(0) / "trainer.json") if store.steps() == [0] else None
+    return bool(trainer and trainer.get("fresh"))
 
 
 def _train(command: str, config: Config, report: Reporter, take_run: Callable[[Session], RunDirectory]) -> Summary:

@@ -32,6 +32,10 @@ SAFE = (
 )
 """Keys, and sections with a final dot, that a resumed run may change. Devices compute the same, up to rounding."""
 
+FIXED = ("model.", "mup.", "data.tokenizer.")
+"""What weights that no step has touched (`convert`) still decide; of these, only what is read in training may change."""
+TRAINING_ONLY = ("model.dropout", "model.attention_dropout", "model.embedding_dropout")
+
 
 def is_safe(key: str) -> bool:
     """Whether a resumed run may have another value there. `schedule.steps` is pinned by this module itself (see
@@ -58,6 +62,16 @@ def differing(one: Dict[str, Any], other: Dict[str, Any]) -> List[str]:
     default = flat(Config())
     keys = (set(one) | set(other)) & set(default)
     return sorted(key for key in keys if one.get(key, default[key]) != other.get(key, default[key]))
+
+
+def begun_config(config_file: Path, overrides: Sequence[str]) -> Tuple[Config, List[str]]:
+    """The same for a run whose weights no step has touched: everything may change that does not make them another model's."""
+    old, new = load_config(config_file), load(config_file, overrides).config
+    changed = differing(flat(old), flat(new))
+    for key in changed:
+        if covers(FIXED, key) and not covers(TRAINING_ONLY, key):
+            raise ConfigError("the weights of this run belong to the model as it is", key=key, value=flat(new).get(key))
+    return new, changed
 
 
 def resumed_config(config_file: Path, overrides: Sequence[str]) -> Tuple[Config, List[str]]:

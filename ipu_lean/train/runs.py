@@ -16,7 +16,8 @@ from ipu_lean.errors import ConfigError, EnvironmentProblem, RunError
 from ipu_lean.train.files import disk_guard, read_json, write_atomic, write_json
 
 SUMMARY_SCHEMA = 1
-TRAINING = ("train", "resume")
+TRAINING = ("train", "resume", "convert")
+"""Commands whose directories `resume` goes on with; `convert` leaves weights that no step has touched yet."""
 
 
 class RunDirectory:
@@ -87,7 +88,7 @@ class RunDirectory:
             return "sweep" if (self.path / "trials").is_dir() else TRAINING[0]
 
     def check_trained(self) -> None:
-        """ConfigError if another command than `train` made the directory."""
+        """ConfigError if the directory holds no checkpoints of a training, or of a model that was converted."""
         command = self.made_by()
         if command not in TRAINING:
             raise ConfigError(

@@ -66,11 +66,13 @@ class Session:
         self.batches = self.task.train_batches()
         source = self._checkpoint()
         snapshot = None if source is None else snapshots.read(source)
-        if snapshot is not None:
+        started = snapshot is not None and not snapshot.trainer.get("fresh")  # fresh: weights alone, from `convert`
+        if started:
             self._check(snapshot.trainer)
+        if snapshot is not None:
             snapshots.load_into(self.model, snapshot.model, source)
         self.engine = make_engine(self.model, self.config, world, self.report.line)
-        if snapshot is not None:
+        if started:
             self.trainer = snapshot.trainer
             self.engine.load_optimizer_state(snapshot.optimizer)
             self.engine.load_state_dict(snapshot.trainer["engine"])

@@ -1,0 +1,140 @@
+"""`convert` from the command line: a folder becomes a run that generates, measures and trains on, and a run becomes a folder."""
+
+from __future__ import annotations
+
+import json
+import sys
+from contextlib import redirect_stdout
+from io import StringIO
+
+import pytest
+import torch
+
+from ipu_lean.cli import main
+from ipu_lean.config import load_config
+from ipu_lean.data import load_tokenizer
+from ipu_lean.data.tokenizers import train_bpe, train_sentencepiece
+from ipu_lean.models.convert import folder
+from ipu_lean.train import snapshot
+from tests.train.helpers import write_corpus
+
+if "torchvision" not in sys.modules:
+    sys.modules["torchvision"] = None  # one that does not fit torch keeps transformers' models from being imported
+transformers = pytest.importorskip("transformers", reason="it writes the folders that are read here")
+pytest.importorskip("sentencepiece")
+
+
+def run(*words, code=0):
+    """The summary of one command."""
+    out = StringIO()
+    with redirect_stdout(out):
+        assert main([*words, "--json"]) == code, out.getvalue()
+    return json.loads(out.getvalue().splitlines()[-1])
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory):
+    return write_corpus(tmp_path_factory.mktemp("text") / "corpus.txt", words=800)
+
+
+@pytest.fixture(scope="module")
+def reformer(tmp_path_factory, text):
+    """A folder of transformers' with a Reformer and its SentencePiece model."""
+    place = tmp_path_factory.mktemp("hub") / "small-reformer"
+    tokenizer = train_sentencepiece([text.read_text()], 60)
+    torch.manual_seed(0)
+    config = transformers.ReformerConfig(
+        hidden_size=16, num_attention_heads=2, attention_head_size=4, feed_forward_size=24, vocab_size=64, is_decoder=True,
+        attn_layers=["local", "lsh"], axial_pos_shape=[8, 8], axial_pos_embds_dim=[4, 12], max_position_embeddings=64,
+        lsh_attn_chunk_length=64, local_attn_chunk_length=64, initializer_range=0.3, eos_token_id=1,
+    )  # fmt: skip
+    transformers.ReformerModelWithLMHead(config).save_pretrained(place)
+    (place / "spiece.model").write_bytes(tokenizer.model_file()[1])
+    return place
+
+
+@pytest.fixture(scope="module")
+def gpt2(tmp_path_factory, text):
+    place = tmp_path_factory.mktemp("hub") / "small-gpt2"
+    torch.manual_seed(0)
+    sizes = {"vocab_size": 300, "n_positions": 32, "n_embd": 16, "n_layer": 2, "n_head": 2}
+    config = transformers.GPT2Config(**sizes, bos_token_id=0, eos_token_id=0)
+    transformers.GPT2LMHeadModel(config).save_pretrained(place)
+    (place / "tokenizer.json").write_bytes(train_bpe([text.read_text()], 290).model_file()[1])
+    return place
+
+
+@pytest.mark.parametrize("kind", ["reformer", "gpt2"])
+def test_a_folder_becomes_a_run_and_a_run_a_folder(request, tmp_path, text, kind):
+    source, made = request.getfixturevalue(kind), tmp_path / "run"
+    cache = f"data.cache={tmp_path / 'cache'}"
+    summary = run("convert", str(source), "--out", str(made), f"data.corpus={text}", cache, "train.steps=4")
+    assert summary["metrics"]["parameters"] == sum(t.numel() for name, t in learnt(source).items())
+    spoken = run("generate", str(made), "--prompt", "the lean", "--tokens", "6", "--temperature", "0")
+    assert spoken["steps"] == 0 and spoken["text"].startswith("the lean")
+    before = run("eval", str(made), "--data", str(text))["metrics"]["data"]["loss"]
+    back = run("convert", str(made), "--to", "hf", "--out", str(tmp_path / "back"))
+    assert back["metrics"]["folded"] == []
+    found, expected = folder.read_tensors(tmp_path / "back"), folder.read_tensors(source)
+    assert all(torch.equal(found[name], tensor) for name, tensor in expected.items() if name != "lm_head.bias")
+    # What transformers makes of the folder is what this side measured; its loss is on the same windows.
+    name = json.loads((tmp_path / "back" / "config.json").read_text())["architectures"][0]
+    assert before == pytest.approx(loss_of(getattr(transformers, name).from_pretrained(tmp_path / "back"), made, text), rel=1e-4)
+    # Training goes on from the converted weights, not from new ones.
+    trained = run("resume", str(made), "optimizer.lr=1e-6", "train.eval_every=2", "model.dropout=0", "batch.micro=2")
+    assert trained["steps"] == 4 and trained["metrics"]["first_loss"] == pytest.approx(before, rel=0.1)
+    assert run("resume", str(made), "train.steps=6")["steps"] == 6
+    assert run("resume", str(made), "optimizer.lr=1e-3", code=2)["error"].startswith("`optimizer.lr: 0.001`")
+
+
+def learnt(source):
+    tensors = folder.read_tensors(source)
+    spare = {"lm_head.bias"} if "lm_head.decoder.bias" in tensors else set()
+    return {name: tensor for name, tensor in tensors.items() if name not in spare}
+
+
+@torch.no_grad()
+def loss_of(theirs, made, text):
+    """Mean loss over the text's windows by transformers' model; LSH draws other rotations, so chunks hold all there is."""
+    seq = load_config(made).model.seq
+    tokenizer = load_tokenizer(made / "tokenizer")
+    ids = tokenizer.encode(text.read_text()) + [tokenizer.end]
+    total, count = 0.0, 0
+    for start in range(0, len(ids) - 1, seq):
+        window = torch.tensor([ids[start : start + seq + 1]])
+        logits = theirs.eval()(window[:, :-1]).logits
+        total += float(torch.nn.functional.cross_entropy(logits[0], window[0, 1:], reduction="sum"))
+        count += window.shape[1] - 1
+    return total / count
+
+
+def test_the_models_own_keys_stay_while_weights_are_fresh(tmp_path, gpt2, text):
+    made = tmp_path / "run"
+    run("convert", str(gpt2), "--out", str(made), f"data.corpus={text}", f"data.cache={tmp_path / 'cache'}")
+    for key in ("model.depth=3", "mup.embedding_mult=2", "data.tokenizer.path=elsewhere"):
+        assert run("resume", str(made), key, code=2)["error"].startswith(f"`{key.partition('=')[0]}")
+    assert load_config(made).data.tokenizer.path == str(made / "tokenizer")
+    best = snapshot.read(made / "checkpoints" / "step-00000000", weights_only=True)
+    assert best.trainer["fresh"] and best.trainer["step"] == 0
+
+
+@pytest.mark.parametrize(
+    "words, error",
+    [
+        (["convert", "nowhere", "--out", "x"], "`SOURCE: 'nowhere'`: this is neither a run directory"),
+        (["convert", "{gpt2}", "--to", "hf", "--out", "x"], "`--to: 'hf'`: this is what the source is already"),
+        (["convert", "{gpt2}", "--to", "onnx"], "`--to: 'onnx'`: it is `hf`"),
+        (["convert", "{gpt2}", "--out", "{gpt2}"], "`--out`: the output directory"),
+        (["convert", "{bare}", "--out", "{new}"], "`SOURCE`: {bare} holds no tokenizer that can be read"),
+    ],
+)
+def test_mistakes(tmp_path, gpt2, words, error, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    bare = tmp_path / "bare"
+    bare.mkdir()
+    for name in ("config.json", "model.safetensors"):
+        (bare / name).write_bytes((gpt2 / name).read_bytes())
+    places = {"gpt2": str(gpt2), "bare": str(bare), "new": str(tmp_path / "new")}
+    found = run(*(word.format(**places) for word in words), code=2)
+    assert found["error"].startswith(error.format(**places))
+    assert not (tmp_path / "new").exists() and not (tmp_path / "x").exists()
