@@ -21,6 +21,7 @@ from ipu_lean.ipu.check import check
 from ipu_lean.parity.commands import run_parity
 from ipu_lean.train import run_eval, run_generate, run_resume, run_train
 from ipu_lean.train.compile import run_compile
+from ipu_lean.train.memory.worker import batch_of, engine_of
 from ipu_lean.train.progress import Reporter
 from ipu_lean.train.reuse import open_run
 from ipu_lean.train.tasks import open_task
@@ -42,14 +43,19 @@ def masked_config(folder: Path, **changes: Any) -> Any:
 
 
 CONFIGS = {"masked-lm": masked_config, "classifier": labelled_config}
+REFORMER = {
+    "attention": ["local", "lsh"], "local": {"chunk": 8}, "lsh": {"chunk": 8, "hashes": 2, "redraw_every": 2},
+    "positions": "axial", "tied": False, "attention_bias": False, "stack": {"output": "concat"},
+}  # fmt: skip
 
 
-@pytest.fixture(scope="module", params=sorted(CONFIGS))
+@pytest.fixture(scope="module", params=["masked-lm", "classifier", "masked-lm reformer", "classifier reformer"])
 def trained(request: Any, tmp_path_factory: Any) -> Any:
     """(head, folder, summary) of a finished run."""
-    folder = tmp_path_factory.mktemp(request.param)
-    config = CONFIGS[request.param](folder, optimizer={"lr": 0.03})
-    return request.param, folder, run_train(load(dump_config(config)), str(folder / "run"), QUIET)
+    head, _, reformer = request.param.partition(" ")
+    folder = tmp_path_factory.mktemp(head)
+    config = CONFIGS[head](folder, optimizer={"lr": 0.03}, model=REFORMER if reformer else {})
+    return head, folder, run_train(load(dump_config(config)), str(folder / "run"), QUIET)
 
 
 def measured(used: Any, task: Any, rows: int) -> Any:
@@ -211,6 +217,11 @@ def test_the_other_commands(tmp_path: Path, head: str, capsys: Any) -> None:
     assert main(["prepare", str(path), "--json"]) == 0
     prepared = json.loads(capsys.readouterr().out.splitlines()[-1])["metrics"]
     assert prepared["vocab"] == 257
+    assert main(["memory", str(path), "--predict", "--json", "--out", str(tmp_path / "memory")]) == 0
+    assert json.loads(capsys.readouterr().out.splitlines()[-1])["status"] == "ok"
+    config = load_config(path)
+    engine = engine_of(config, 258)
+    assert np.isfinite(engine.train_step(batch_of(config, 258)).loss)  # what `memory` measures
     assert main(["plan", str(path), "--json"]) == 0
     planned = json.loads(capsys.readouterr().out.splitlines()[-1])["metrics"]
     from ipu_lean.models import build_meta

@@ -31,7 +31,8 @@ def activation_bytes(config: Config, vocab: int) -> Optional[int]:
     """The peak beside weights, gradients and copies of weights; None for networks that this formula does not know."""
     if config.model.kind == "mlp":
         return _mlp(config, vocab)
-    return _gpt(config, vocab) if config.model.attention in FULL else None
+    known = config.model.attention in FULL and config.model.head != "classifier"
+    return _gpt(config, vocab) if known else None
 
 
 def copy_bytes(config: Config, vocab: int) -> Optional[int]:
@@ -75,7 +76,7 @@ def _parts(config: Config) -> Tuple[Tuple[int, str, int], ...]:
 def _joined(config: Config) -> bool:
     """Whether query, key and value are multiplied by as one matrix, which is then a copy of the three (blockwise attention)."""
     model = config.model
-    here = config.device == "cpu" and derived.attention(config) == "fused" and not model.attention_dropout
+    here = config.device == "cpu" and derived.attention(config) == "fused" and not model.attention_dropout and model.causal
     return here and worthwhile(model.seq, widths(config)[1])
 
 

@@ -17,7 +17,7 @@ import torch
 
 from ipu_lean._compat import TORCH
 from ipu_lean.config import Config, load_config
-from ipu_lean.data import blank_batch
+from ipu_lean.data import blank_batch, expected_classes
 from ipu_lean.models import build_model
 from ipu_lean.optim import AnyPrecisionAdamW
 from ipu_lean.train.alive import Alive
@@ -87,7 +87,9 @@ def batch_of(config: Config, vocab: int) -> Batch:
     draw = np.random.RandomState(0)
     if config.model.kind == "mlp":
         return draw.rand(*inputs.shape).astype(inputs.dtype), draw.randint(0, vocab, labels.shape).astype(labels.dtype)
-    return tuple(draw.randint(0, vocab, array.shape).astype(array.dtype) for array in (inputs, labels))  # type: ignore[return-value]
+    answers = expected_classes(config) if config.model.head == "classifier" else vocab
+    tokens, classes = draw.randint(0, vocab, inputs.shape), draw.randint(0, answers, labels.shape)
+    return tokens.astype(inputs.dtype), classes.astype(labels.dtype)
 
 
 def engine_of(config: Config, vocab: int) -> TorchEngine:
