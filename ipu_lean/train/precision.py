@@ -30,8 +30,8 @@ AUTOCAST: Dict[str, Optional[torch.dtype]] = {
 """The precisions of TorchEngine and the type that autocast runs their matrix products in (None: no autocast)."""
 
 
-def check_precision(config: Config) -> None:
-    """Refuse what this engine or this machine cannot honour.
+def check_precision(config: Config, training: bool = True) -> None:
+    """Refuse what this engine or this machine cannot honour; less where nothing is trained.
 
     Raises:
         ConfigError: a precision that only IPUs have.
@@ -40,7 +40,7 @@ def check_precision(config: Config) -> None:
     """
     if config.device in IPU_DEVICES:
         return  # the configuration's own rules have seen to it
-    if config.memory.fused_update:
+    if training and config.memory.fused_update:
         check_torch()
     if config.precision not in AUTOCAST:
         raise ConfigError(

@@ -87,7 +87,7 @@ def open_run(run_dir: str, which: str, report: Reporter, overrides: Sequence[str
     if not _here(config.device):
         report.warn(f"warning: the run was trained on {config.device}, which is not here; using the CPU in fp32.")
         config = config.model_copy(update={"device": "cpu", "precision": "fp32"})
-    check_precision(config)
+    check_precision(config, training=False)
     store = CheckpointStore(run.checkpoints, report.warn)
     if which == "best" and not store.has_best():
         report.warn("warning: this run marked no best checkpoint; using the last one.")
@@ -127,7 +127,7 @@ def _measured(run: RunDirectory, overrides: Sequence[str]) -> Config:
         )
     if config.device != trained.device:
         require_device(config)
-        check_precision(config)
+        check_precision(config, training=False)
     return config
 
 

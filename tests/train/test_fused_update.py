@@ -213,5 +213,6 @@ def test_older_torch_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(EnvironmentProblem, match="torch 2.1 or newer") as caught:
         check_precision(config)
     assert caught.value.exit_code == 3
+    check_precision(config, training=False)
     with pytest.raises(EnvironmentProblem, match="torch 2.1 or newer"):
         make_engine(build_model(config, VOCAB), config, World())
