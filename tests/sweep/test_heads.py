@@ -14,6 +14,7 @@ from ipu_lean.sweep.coord.commands import rows_for
 from ipu_lean.sweep.coord.signature import signature_of
 from ipu_lean.sweep.ensemble import batchable, run_ensemble
 from ipu_lean.sweep.grid import expand
+from ipu_lean.sweep.study.variants import check_change
 from ipu_lean.sweep.trial import run_trial
 from ipu_lean.train.tasks import open_task
 from tests.data.labelled.helpers import labelled_config
@@ -42,6 +43,8 @@ def test_alone_and_in_a_batch(tmp_path: Path, head: str) -> None:
 def test_the_task_is_no_axis(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="one task"):
         expand(masked_config(tmp_path), SweepConfig(grid={"model.head": ["masked-lm", "causal-lm"]}))
+    with pytest.raises(ConfigError, match="one task"):
+        check_change("other", "model.head")
 
 
 def test_what_a_coordinate_check_measures(tmp_path: Path) -> None:

@@ -14,6 +14,8 @@ SHARED = {
     "data": "variants read the same text in the same order",
     "device": "variants are compared on one device",
     "logging": "it changes nothing that a variant computes",
+    "model.classes": "variants are compared at one task",
+    "model.head": "variants are compared at one task",
     "model.kind": "variants are compared within one architecture",
     "model.seq": "variants read the same windows of text",
     "model.vocab": "variants are compared with one vocabulary",
