@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 
 import pytest
 import torch
@@ -222,6 +223,32 @@ def test_what_is_not_there_is_refused():
         make(16, 3)
     with pytest.raises(ConfigError, match="at least one round"):
         module.set_hashes(0)
+
+
+FEATURES = {
+    "rotary": {"positions": Rotary(64, 8)},
+    "rounds": {"hashes": 3},
+    "factors": {"buckets": [2, 4]},
+    "sides": {"before": 2, "after": 1},
+    "both ways": {"causal": False},
+    "dropout": {"attention_dropout": 0.3, "dropout": 0.2},
+    "biases": {"bias": True, "mult": 0.5, "score_mult": 0.7},
+    "short": {"full_below": 32},
+    "counting": {"sorting": "counting"},
+}
+
+
+@pytest.mark.parametrize("implementation", ["explicit", "fused"])
+def test_any_two_features_combine(implementation):
+    x = torch.randn(2, 64, 16)
+    for one, other in itertools.combinations(FEATURES, 2):
+        module = make(implementation=implementation, **FEATURES[one], **FEATURES[other]).float()
+        for seq in (64, 32, 8, 5):
+            given = x[:, :seq].clone().requires_grad_()
+            y = module(given, present=some_present(2, seq))
+            y.square().sum().backward()
+            assert y.shape == given.shape and y.isfinite().all() and given.grad.isfinite().all(), (one, other, seq)
+            assert given.grad.abs().max() > 0
 
 
 def test_heads_need_not_fill_the_width():

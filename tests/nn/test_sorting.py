@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from ipu_lean.errors import ConfigError
+from ipu_lean.nn.attention import host
 from ipu_lean.nn.attention.hashing import Rotations, bucket_factors, columns_needed, hash_buckets
 from ipu_lean.nn.attention.sorting import METHODS, WIDEST, bucket_order, digits, inverse
 
@@ -163,3 +164,40 @@ def test_rotations_survive_copies_types_and_meta():
     assert empty.rotations.is_meta
     assert torch.equal(copy.deepcopy(empty).to_empty(device="cpu").rotations, drawn.float())
     assert torch.equal(empty.like(torch.zeros(1, dtype=torch.float64)), drawn.float().double())
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
+def test_the_host_searches_as_torch_does(dtype):
+    generator = torch.Generator().manual_seed(3)
+    for columns in (1, 3, 16, 70):
+        smooth = torch.randn(2, 3, 2, columns, 50, generator=generator).to(dtype)
+        coarse = torch.randint(-2, 3, (2, 3, 2, columns, 50), generator=generator).to(dtype)  # mostly ties
+        for x in (smooth, coarse, smooth[..., : (columns + 1) // 2, ::2], torch.zeros(1, 1, 1, columns, 4, dtype=dtype)):
+            assert host.usable(x)
+            assert torch.equal(host.nearest_axis(x).long(), torch.cat([x, -x], -2).argmax(-2))
+
+
+@pytest.mark.parametrize("count", [2, 2**15, 2**15 + 1, 2**20])
+def test_the_host_sorts_as_torch_does(count):
+    buckets = torch.randint(count, (2, 3, 200, 2), generator=torch.Generator().manual_seed(4))
+    buckets[0, 0, 5:50] = count - 1
+    buckets = buckets.transpose(2, 3)
+    assert torch.equal(host.stable_order(buckets, count), buckets.sort(dim=-1, stable=True)[1])
+
+
+def test_the_host_is_left_alone_by_whoever_watches_operations():
+    from torch.fx.experimental.proxy_tensor import make_fx
+
+    buckets = torch.randint(5, (1, 2, 1, 12))
+    order = bucket_order(buckets, 5)[0]
+    seen = []
+
+    def watched(buckets):
+        seen.append(host.usable(buckets))
+        return bucket_order(buckets, 5)[0]
+
+    traced = make_fx(watched)(buckets)
+    assert torch.equal(traced(buckets), order) and not torch.equal(traced(4 - buckets), order)
+    assert torch.equal(torch.func.vmap(watched)(buckets), order)
+    assert torch.equal(torch.jit.trace(watched, buckets, check_trace=False)(buckets), order)
+    assert seen == [False, False, False] and host.usable(buckets) and not host.usable(buckets.to("meta"))

@@ -170,6 +170,31 @@ def shared_attend(
     return attend(q, keys, values, at, at, dropout_p=dropout_p, training=training, **masks)[0].transpose(1, 2)
 
 
+def shared_by_torch(
+    qk: torch.Tensor,
+    v: torch.Tensor,
+    *,
+    causal: bool,
+    present: Optional[torch.Tensor] = None,
+    score_mult: float = 1.0,
+    dropout_p: float = 0.0,
+    training: bool = False,
+) -> torch.Tensor:
+    """`shared_attend` by torch's fused kernel, which keeps no scores. The masks are added, and OWN and HIDDEN are so far apart
+    that nothing of the score under them matters; not for float16, which they do not fit in."""
+    q, seq = qk.transpose(1, 2), qk.shape[1]
+    mask = torch.zeros(seq, seq, dtype=qk.dtype, device=qk.device)
+    if causal:
+        mask = mask.fill_(HIDDEN).triu_(1)
+    if present is not None:
+        mask = mask.masked_fill(present.logical_not()[:, None, None], HIDDEN)
+    mask.diagonal(dim1=-2, dim2=-1).fill_(OWN)
+    # It divides scores by sqrt(head_size) itself; torch 2.0 offers nothing else.
+    keys = unit_keys(q, score_mult * q.shape[-1] ** 0.5)
+    out = F.scaled_dot_product_attention(q, keys, v.transpose(1, 2), mask, dropout_p if training else 0.0)
+    return out.transpose(1, 2)
+
+
 def local_attend(
     q: torch.Tensor,
     k: torch.Tensor,

@@ -11,6 +11,7 @@ from typing import Dict, Optional, Sequence, Tuple, Union
 import torch
 
 from ipu_lean.errors import ConfigError
+from ipu_lean.nn.attention import host
 from ipu_lean.nn.positions.table import PositionTable
 
 Buckets = Union[None, int, Sequence[int]]
@@ -109,15 +110,20 @@ def hash_buckets(
     batch, seq = qk.shape[:2]
     with torch.no_grad():
         flat = rotations[..., :columns].reshape(heads, size, hashes * columns)
-        turned = torch.matmul(qk.detach().transpose(1, 2), flat).view(batch, heads, seq, hashes, columns)
+        turned = torch.matmul(qk.detach().transpose(1, 2), flat).transpose(2, 3).contiguous()
+        turned = turned.view(batch, heads, hashes, columns, seq)
+        nearest = host.nearest_axis if host.usable(turned) else _nearest_axis
         buckets, start, weight = None, 0, 1
         for factor in factors:
-            axes = turned[..., start : start + factor // 2]
-            digit = torch.cat([axes, -axes], -1).argmax(-1)
+            digit = nearest(turned[..., start : start + factor // 2, :]).long()
             buckets = digit if buckets is None else buckets + weight * digit
             start, weight = start + factor // 2, weight * factor
         assert buckets is not None
-        buckets = buckets.transpose(2, 3)
         if present is None:
             return buckets, weight
         return buckets.masked_fill(present.logical_not()[:, None, None, :], weight), weight + 1
+
+
+def _nearest_axis(axes: torch.Tensor) -> torch.Tensor:
+    """As `host.nearest_axis`, in operations that PopTorch has."""
+    return torch.cat([axes, -axes], -2).argmax(-2)

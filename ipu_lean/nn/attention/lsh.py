@@ -17,6 +17,7 @@ from ipu_lean.nn.attention.sorting import bucket_order, inverse
 from ipu_lean.nn.fc import FCLayer
 from ipu_lean.nn.positions.rotary import Rotary, rotate
 from ipu_lean.nn.precision import as_matmul_input
+from ipu_lean.nn.transforms import transformed
 
 
 class LSHSelfAttention(nn.Module):
@@ -141,7 +142,8 @@ class LSHSelfAttention(nn.Module):
         common = {"causal": self.causal, "present": present, "score_mult": self.score_mult}
         common.update(dropout_p=self.attention_dropout, training=self.training)
         if seq <= self.full_below:
-            return chunks.shared_attend(qk, v, **common)
+            by_torch = self.implementation != "explicit" and qk.dtype != torch.float16 and not transformed(qk)
+            return (chunks.shared_by_torch if by_torch else chunks.shared_attend)(qk, v, **common)
         order, undo = self.order_of(qk, present)
         return chunks.lsh_attend(qk, v, order, undo, chunk=self.chunk, before=self.before, after=self.after, **common)
 

@@ -12,6 +12,7 @@ from typing import Tuple
 import torch
 
 from ipu_lean.errors import ConfigError
+from ipu_lean.nn.attention import host
 
 METHODS = ("sort", "counting")
 WIDEST = 32  # digits above this are split
@@ -30,7 +31,7 @@ def bucket_order(buckets: torch.Tensor, count: int, method: str = "sort") -> Tup
         raise ConfigError(f"the order of buckets is found by {' or '.join(METHODS)}", value=method)
     with torch.no_grad():
         if method == "sort":
-            order = torch.sort(buckets, dim=-1, stable=True)[1]
+            order = host.stable_order(buckets, count) if host.usable(buckets) else buckets.sort(dim=-1, stable=True)[1]
             return order, inverse(order)
         return _by_counting(buckets, count)
 
