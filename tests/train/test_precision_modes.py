@@ -21,6 +21,7 @@ MODELS: Dict[str, Any] = {
     "residual": {"stack": {"kind": "residual"}, "attention": "explicit"},
     "reversible": {"norm": "rmsnorm", "attention": "explicit"},
     "sandwich": {"sandwich": True, "stack": {"kind": "residual"}, "activation": "swiglu"},
+    "reformer": {"attention": ["lsh", "local"], "lsh": {"chunk": 4}, "local": {"chunk": 4}},
     "mlp": {"kind": "mlp"},
 }
 VOCAB = 97

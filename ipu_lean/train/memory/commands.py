@@ -54,7 +54,7 @@ def run_memory(
     wanted = chosen(modes)
     if not predict and loaded.config.device == "gpu":
         require_device(loaded.config)
-        check_precision(loaded.config.model_copy(update={"precision": "fp32"}))
+        check_precision(loaded.config.model_copy(update={"precision": "fp32"}), training=False)
     config = on_device(with_absolute_paths(loaded.config))
     vocab = expected_vocab(config)
     sizes = sizes_of(build_meta(config, vocab))
