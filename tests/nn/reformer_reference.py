@@ -46,6 +46,15 @@ def their_rotations(heads, head_size, hashes, columns, seed=3):
         return torch.randn(heads, head_size, hashes, columns, dtype=torch.float64)
 
 
+def multiplies(dtype):
+    """Whether this torch has matrix products of that type on CPU; 2.0.1 has none of float16."""
+    try:
+        torch.ones(2, 2, dtype=dtype) @ torch.ones(2, 2, dtype=dtype)
+    except RuntimeError:
+        return False
+    return True
+
+
 def softmax_with_logsum(scores):
     top = scores.max()
     weights = (scores - top).exp()

@@ -158,6 +158,8 @@ def test_lengths_and_what_is_refused():
 @pytest.mark.parametrize("dtype,tolerance", [(torch.float32, 1e-5), (torch.bfloat16, 0.06), (torch.float16, 0.01)])
 @pytest.mark.parametrize("seq", [64, 8])
 def test_every_type(implementation, dtype, tolerance, seq):
+    if not reference.multiplies(dtype):
+        pytest.skip(f"this torch has no matrix products of {dtype} on CPU")
     exact = make(positions=Rotary(64, 8))
     module = copy.deepcopy(exact).to(dtype)
     module.set_implementation(implementation)

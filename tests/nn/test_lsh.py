@@ -261,6 +261,8 @@ def test_heads_need_not_fill_the_width():
 @pytest.mark.parametrize("dtype,tolerance", [(torch.float32, 1e-5), (torch.bfloat16, 0.08), (torch.float16, 0.01)])
 @pytest.mark.parametrize("seq", [64, 8])
 def test_every_type(implementation, dtype, tolerance, seq):
+    if not reference.multiplies(dtype):
+        pytest.skip(f"this torch has no matrix products of {dtype} on CPU")
     exact = make(hashes=2)
     x, present = torch.randn(2, seq, 16, dtype=torch.float64).to(dtype).double(), some_present(2, seq)
     module = copy.deepcopy(exact).to(dtype)
@@ -286,7 +288,7 @@ def test_every_type(implementation, dtype, tolerance, seq):
 @pytest.mark.parametrize("implementation", ["explicit", "fused"])
 def test_large_numbers_in_16_bits(implementation):
     """Scores of thousands and constants of -1e9 must not become infinite or NaN."""
-    for dtype in (torch.float16, torch.bfloat16):
+    for dtype in filter(reference.multiplies, (torch.float16, torch.bfloat16)):
         module = make(hashes=2, implementation=implementation).to(dtype)
         x = (300 * torch.randn(2, 64, 16)).to(dtype).requires_grad_()
         y = module(x, present=some_present(2, 64))
