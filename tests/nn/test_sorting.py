@@ -120,6 +120,17 @@ def test_hashes_are_the_nearest_axes(factors):
     assert (padded[1, ..., 5:] == count).all()
 
 
+def test_pieces_of_a_sequence_hash_as_the_whole(monkeypatch):
+    torch.manual_seed(1)
+    qk, rotations = torch.randn(2, 50, 3, 5), torch.randn(3, 5, 2, 9)
+    whole = hash_buckets(qk, rotations, (4, 6))[0]
+    for tokens in (1, 7, 50):
+        monkeypatch.setattr(host, "tokens_at_once", lambda bytes_each: tokens)  # noqa: B023
+        assert torch.equal(hash_buckets(qk, rotations, (4, 6))[0], whole)
+    monkeypatch.setattr(host, "usable", lambda x: False)
+    assert torch.equal(hash_buckets(qk, rotations, (4, 6))[0], whole)
+
+
 def test_equal_distances_go_to_the_first_axis():
     buckets, _ = hash_buckets(torch.zeros(1, 4, 1, 3), torch.ones(1, 3, 1, 4), (8,))
     assert (buckets == 0).all()

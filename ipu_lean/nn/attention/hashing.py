@@ -6,7 +6,7 @@ A token's bucket is the axis that its randomly rotated query lies nearest to. No
 from __future__ import annotations
 
 import hashlib
-from typing import Dict, Optional, Sequence, Tuple, Union
+from typing import Callable, Dict, Optional, Sequence, Tuple, Union
 
 import torch
 
@@ -107,21 +107,35 @@ def hash_buckets(
     columns = sum(factors) // 2
     assert rotations.shape[-1] >= columns, f"rotations have {rotations.shape[-1]} columns, {columns} are needed"
     heads, size, hashes, _ = rotations.shape
-    batch, seq = qk.shape[:2]
+    batch = qk.shape[0]
+    weight = torch.Size(factors).numel()
     with torch.no_grad():
-        flat = rotations[..., :columns].reshape(heads, size, hashes * columns)
-        turned = torch.matmul(qk.detach().transpose(1, 2), flat).transpose(2, 3).contiguous()
-        turned = turned.view(batch, heads, hashes, columns, seq)
-        nearest = host.nearest_axis if host.usable(turned) else _nearest_axis
-        buckets, start, weight = None, 0, 1
-        for factor in factors:
-            digit = nearest(turned[..., start : start + factor // 2, :]).long()
-            buckets = digit if buckets is None else buckets + weight * digit
-            start, weight = start + factor // 2, weight * factor
-        assert buckets is not None
+        flat, qk = rotations[..., :columns].reshape(heads, size, hashes * columns), qk.detach()
+        if host.usable(qk):
+            tokens = host.tokens_at_once(batch * heads * hashes * columns * qk.element_size())
+            parts = [_buckets(part, flat, hashes, factors, host.nearest_axis) for part in qk.split(tokens, 1)]
+            buckets = torch.cat(parts, -1)
+        else:
+            buckets = _buckets(qk, flat, hashes, factors, _nearest_axis)
         if present is None:
             return buckets, weight
         return buckets.masked_fill(present.logical_not()[:, None, None, :], weight), weight + 1
+
+
+def _buckets(
+    qk: torch.Tensor, flat: torch.Tensor, hashes: int, factors: Sequence[int], nearest: Callable[[torch.Tensor], torch.Tensor]
+) -> torch.Tensor:
+    """int64 `[batch, heads, hashes, seq]` of queries `[batch, seq, heads, head_size]` and rotations `[heads, head_size, hashes *
+    columns]`."""
+    turned = torch.matmul(qk.transpose(1, 2), flat).transpose(2, 3).contiguous()
+    turned = turned.view(*turned.shape[:2], hashes, -1, turned.shape[-1])
+    buckets, start, weight = None, 0, 1
+    for factor in factors:
+        digit = nearest(turned[..., start : start + factor // 2, :]).long()
+        buckets = digit if buckets is None else buckets + weight * digit
+        start, weight = start + factor // 2, weight * factor
+    assert buckets is not None
+    return buckets
 
 
 def _nearest_axis(axes: torch.Tensor) -> torch.Tensor:

@@ -9,6 +9,7 @@ import torch
 from ipu_lean._compat import compiling
 from ipu_lean.nn.transforms import transformed
 
+_CACHE = 2**20  # bytes of rotated queries that are searched while they are in the second-level cache
 _RADIX = 2**15  # NumPy sorts 16-bit integers in linear time
 
 
@@ -18,6 +19,11 @@ def usable(x: torch.Tensor) -> bool:
     if compiling() or torch.jit.is_tracing() or type(x) is not torch.Tensor or x.device.type != "cpu":
         return False
     return torch._C._len_torch_dispatch_stack() == 0 and not transformed(x)
+
+
+def tokens_at_once(bytes_each: int) -> int:
+    """Tokens whose rotated queries, of so many bytes each, fit in the cache."""
+    return max(1, _CACHE // bytes_each)
 
 
 def nearest_axis(x: torch.Tensor) -> torch.Tensor:
