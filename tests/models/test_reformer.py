@@ -56,7 +56,12 @@ def worst(found, truth):
 @pytest.mark.parametrize("dtype, limit", [(torch.float64, 1e-12), (torch.float32, 1e-6)])
 @pytest.mark.parametrize("length", [32, 13])
 def test_reversible_equals_plain_with_dropout_and_four_rounds(dtype, limit, length):
-    model = reformer(dtype, dropout=0.5, attention_dropout=0.1, embedding_dropout=0.1).train()
+    """Sizes are near the published ones, embeddings of 1 and small matrices: rounding is undone relative to the streams."""
+    model = reformer(dtype, depth=8, dropout=0.5, attention_dropout=0.1, embedding_dropout=0.1).train()
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if not name.endswith("norm.weight"):
+                parameter.mul_(3.0 if name.startswith("embedding") else 0.3)
     tokens, labels = tokens_for(model, seq=length)
     model.set_engine("store")
     plain, truth = gradients(model, tokens, labels)
