@@ -85,11 +85,11 @@ def attend(
     if shared:
         scores = scores.masked_fill(columns == rows, OWN)
     total = torch.logsumexp(scores, -1, keepdim=True) if rounds else None
-    weights = F.dropout(_shares(scores, -1), dropout_p, training and dropout_p > 0)
+    weights = F.dropout(shares(scores, -1), dropout_p, training and dropout_p > 0)
     return torch.matmul(weights.to(v.dtype), v), total
 
 
-def _shares(scores: torch.Tensor, dim: int) -> torch.Tensor:
+def shares(scores: torch.Tensor, dim: int) -> torch.Tensor:
     """Softmax; in float64 by the logarithm of the sum, as published, so that numbers agree with other implementations to the last
     digits. In float32 that would lose a row in which all is HIDDEN or OWN: logarithms near -1e9 are 64 apart there."""
     if scores.dtype == torch.float64:
@@ -148,7 +148,7 @@ def lsh_attend(
     out = out_of_order(out.reshape(batch, heads, hashes, seq, size), order, undo)
     if total is None:
         return out.squeeze(2).transpose(1, 2)
-    weights = _shares(out_of_order(total.reshape(batch, heads, hashes, seq, 1), order, undo), 2)
+    weights = shares(out_of_order(total.reshape(batch, heads, hashes, seq, 1), order, undo), 2)
     return (out * weights).sum(2).to(v.dtype).transpose(1, 2)
 
 

@@ -7,7 +7,7 @@ from typing import Optional
 import torch
 from torch import nn
 
-from ipu_lean.nn.attention import chunks
+from ipu_lean.nn.attention import chunks, local_fused
 from ipu_lean.nn.attention.cache import KVCache
 from ipu_lean.nn.attention.chunked import checked_implementation, checked_present, checked_shape, no_mask, split
 from ipu_lean.nn.attention.incremental import local_with_cache
@@ -99,7 +99,9 @@ class LocalSelfAttention(nn.Module):
     def attended(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, present: Optional[torch.Tensor] = None) -> torch.Tensor:
         """Queries, keys and values `[batch, seq, heads, head_size]` to the attention's output in the same shape."""
         chunks.check_length(q.shape[1], self.chunk, self.chunk, "model.local.chunk")
-        return chunks.local_attend(
+        fused = self.implementation != "explicit" and local_fused.applies(q, k, v)
+        attend = local_fused.local_attend if fused else chunks.local_attend
+        return attend(
             q,
             k,
             v,

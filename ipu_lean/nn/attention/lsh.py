@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from ipu_lean.errors import ConfigError
-from ipu_lean.nn.attention import chunks
+from ipu_lean.nn.attention import chunks, lsh_fused
 from ipu_lean.nn.attention.cache import KVCache
 from ipu_lean.nn.attention.chunked import checked_implementation, checked_present, checked_shape, no_mask, split
 from ipu_lean.nn.attention.hashing import Buckets, Rotations, bucket_factors, columns_needed, hash_buckets
@@ -145,7 +145,9 @@ class LSHSelfAttention(nn.Module):
             by_torch = self.implementation != "explicit" and qk.dtype != torch.float16 and not transformed(qk)
             return (chunks.shared_by_torch if by_torch else chunks.shared_attend)(qk, v, **common)
         order, undo = self.order_of(qk, present)
-        return chunks.lsh_attend(qk, v, order, undo, chunk=self.chunk, before=self.before, after=self.after, **common)
+        fused = self.implementation != "explicit" and lsh_fused.applies(qk, v)
+        attend = lsh_fused.lsh_attend if fused else chunks.lsh_attend
+        return attend(qk, v, order, undo, chunk=self.chunk, before=self.before, after=self.after, **common)
 
     def order_of(self, qk: torch.Tensor, present: Optional[torch.Tensor]) -> Tuple[torch.Tensor, torch.Tensor]:
         """(order, undo) `[batch, heads, hashes, seq]` of this call; in a second run those of the first."""

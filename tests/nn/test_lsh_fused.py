@@ -1,0 +1,240 @@
+"""LSH and local attention on CPU, blocked and with backward passes written out: equal to the explicit functions and to finite
+differences, in every type, with every mask, and with dropout that can be drawn again."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from ipu_lean.nn.attention import chunks, local_fused, lsh_fused, windows
+from ipu_lean.nn.attention.local import LocalSelfAttention
+from ipu_lean.nn.attention.lsh import LSHSelfAttention
+from ipu_lean.nn.attention.sorting import bucket_order
+
+pytestmark = pytest.mark.pod
+
+CASES = {  # batch, seq, heads, rounds, chunk, before, after, causal, padded
+    "published": (2, 64, 2, 1, 16, 1, 0, True, False),
+    "three rounds": (1, 64, 2, 3, 16, 1, 0, True, False),
+    "both sides": (2, 48, 3, 2, 16, 1, 1, False, False),
+    "padded": (2, 64, 1, 2, 16, 2, 1, True, True),
+    "padded, both sides": (2, 64, 2, 2, 16, 1, 1, False, True),
+    "alone": (1, 64, 2, 4, 8, 0, 0, True, False),
+    "its own neighbour": (1, 32, 2, 1, 16, 2, 2, True, False),
+    "its own neighbour, padded": (2, 32, 1, 2, 16, 3, 0, True, True),
+    "one chunk": (2, 16, 2, 2, 16, 1, 0, True, False),
+}
+
+
+@pytest.fixture(autouse=True, params=[2**20, 6000], ids=["one block", "blocks"])
+def block_bytes(request, monkeypatch):
+    """Small blocks, so that short sequences are cut in several."""
+    monkeypatch.setattr(windows, "BLOCK_BYTES", request.param)
+
+
+def make(case, dtype=torch.float64, size=8, spread=1.0):
+    """Inputs, output gradient, (order, undo), keywords of both functions."""
+    batch, seq, heads, rounds, chunk, before, after, causal, padded = CASES[case]
+    generator = torch.Generator().manual_seed(1)
+    shape = (batch, seq, heads, size)
+    tensors = [spread * torch.randn(shape, generator=generator, dtype=torch.float64) for _ in range(4)]
+    q, k, v = (t.to(dtype).requires_grad_() for t in tensors[:3])
+    present = None
+    if padded:
+        present = torch.ones(batch, seq, dtype=torch.bool)
+        present[0, -19:] = False
+        present[-1, :5] = False
+    buckets = torch.randint(0, 6, (batch, heads, rounds, seq), generator=generator)
+    options = {"chunk": chunk, "before": before, "after": after, "causal": causal, "present": present}
+    return q, k, v, tensors[3].to(dtype), bucket_order(buckets, 6), options
+
+
+def lsh(module, made, **more):
+    q, _, v, seed, (order, undo), options = made
+    out = module.lsh_attend(q, v, order, undo, score_mult=1.7, **options, **more)
+    return [out, *torch.autograd.grad(out, [q, v], seed)]
+
+
+def local(module, made, **more):
+    """Rows that may see nothing, those of absent tokens, mean nothing."""
+    q, k, v, seed, _, options = made
+    out = module.local_attend(q, k, v, scale=0.4, **options, **more)
+    present = options["present"]
+    if present is not None:
+        out = out.masked_fill(present.logical_not()[:, :, None, None], 0.0)
+    return [out, *torch.autograd.grad(out, [q, k, v], seed)]
+
+
+KINDS = {"lsh": (lsh, lsh_fused), "local": (local, local_fused)}
+
+
+def assert_close(found, expected, bound):
+    for mine, theirs in zip(found, expected):
+        assert mine.dtype == theirs.dtype and mine.shape == theirs.shape
+        assert torch.isfinite(mine).all()
+        mine, theirs = mine.double(), theirs.double()
+        assert theirs.norm() > 0
+        assert (mine - theirs).norm() <= bound * theirs.norm()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("case", CASES)
+def test_equals_the_explicit_function(case, kind):
+    run, module = KINDS[kind]
+    made = make(case)
+    assert_close(run(module, made), run(chunks, made), 1e-12)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("case", ["three rounds", "padded"])
+def test_float32(case, kind):
+    run, module = KINDS[kind]
+    assert_close(run(module, make(case, torch.float32)), run(chunks, make(case, torch.float32)), 1e-6)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_sixteen_bits_round_inputs_and_results_only(kind, dtype):
+    """So the distance to float64 on the rounded inputs is that of a single rounding."""
+    run, module = KINDS[kind]
+    made = make("three rounds", dtype, spread=2.0)
+    exact = make("three rounds", dtype, spread=2.0)
+    q, k, v = (t.detach().double().requires_grad_() for t in exact[:3])
+    wide = run(chunks, (q, k, v, exact[3].double(), *exact[4:]))
+    found = run(module, made)
+    assert all(t.dtype == dtype for t in found)
+    assert_close([t.double() for t in found], wide, 2 * torch.finfo(dtype).eps)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_gradients_by_finite_differences_with_dropout(kind):
+    q, k, v, _, (order, undo), options = make("three rounds", size=3)
+    options.update(chunk=16, dropout_p=0.4, training=True)
+
+    def function(*tensors):
+        torch.manual_seed(5)
+        if kind == "lsh":
+            return lsh_fused.lsh_attend(*tensors, order, undo, **options)
+        return local_fused.local_attend(*tensors, **options)
+
+    def head(t):
+        return t[:, :, :1].detach().requires_grad_()
+
+    order, undo = order[:, :1], undo[:, :1]
+    tensors = [head(q), head(v)] if kind == "lsh" else [head(q), head(k), head(v)]
+    assert torch.autograd.gradcheck(function, tensors, eps=1e-6, atol=1e-8, rtol=1e-6, fast_mode=True)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_dropout_keeps_the_mean_and_is_replayed_by_torchs_random_numbers(kind):
+    run, module = KINDS[kind]
+    made = make("published")
+    plain = run(module, made)[0]
+    torch.manual_seed(3)
+    state = torch.get_rng_state()
+    draws = [run(module, made, dropout_p=0.5, training=True) for _ in range(60)]
+    torch.set_rng_state(state)
+    again = run(module, made, dropout_p=0.5, training=True)
+    assert all(torch.equal(a, b) for a, b in zip(again, draws[0]))
+    assert not torch.equal(draws[1][0], draws[0][0])
+    mean = torch.stack([draw[0] for draw in draws]).mean(0)
+    one = (draws[0][0] - plain).norm()
+    assert one > 0.2 * plain.norm()
+    assert (mean - plain).norm() < 0.2 * one  # 60 independent draws: 1 / sqrt(60) = 0.13 of one's error
+    nothing = run(module, made, dropout_p=1.0, training=True)
+    assert all(bool((t == 0).all()) for t in nothing)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_without_dropout_no_random_number_is_drawn(kind):
+    run, module = KINDS[kind]
+    made = make("published")
+    before = torch.get_rng_state()
+    run(module, made, dropout_p=0.5, training=False)
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("case", ["three rounds", "padded", "its own neighbour"])
+def test_no_weight_on_the_future_or_on_padding(case, kind):
+    q, k, v, _, (order, undo), options = make(case)
+    present = options["present"]
+    out = (
+        lsh_fused.lsh_attend(q, v, order, undo, **options) if kind == "lsh" else local_fused.local_attend(q, k, v, **options)
+    )
+    for token in (7, 20, q.shape[1] - 1):
+        if present is not None and not present[0, token]:
+            continue
+        of, to = torch.autograd.grad(out[0, token].sum(), [v, q if kind == "lsh" else k], retain_graph=True)
+        for gradient in (of, to):
+            assert (gradient[0, token + 1 :] == 0).all()
+            if present is not None:
+                assert (gradient[0][~present[0]] == 0).all()
+        assert of[0, : token + 1].abs().sum() > 0
+
+
+def test_a_lonely_token_attends_to_itself_in_every_round():
+    """The first token of a causal sequence: large negative scores must not cost digits, of outputs or of gradients."""
+    q, _, v, seed, (order, undo), options = make("three rounds", torch.float32)
+    out = lsh_fused.lsh_attend(q, v, order, undo, **options)
+    assert torch.allclose(out[:, 0], v[:, 0], rtol=1e-6, atol=0)
+    to_q, to_v = torch.autograd.grad(out[:, 0].sum(), [q, v])
+    assert torch.allclose(to_v[:, 0], torch.ones_like(to_v[:, 0]), rtol=1e-6, atol=0)
+    assert to_q.abs().max() < 1e-6
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_inputs_may_be_views(kind):
+    """Of one packed projection, with a gradient that is a view as well; and positions far apart are told apart in float32."""
+    q, k, v, seed, orders, options = make("both sides", torch.float32)
+    run, module = KINDS[kind]
+    packed = torch.stack([q, k, v], 2).detach().requires_grad_()
+    strided = seed.transpose(1, 2).contiguous().transpose(1, 2)
+    views = (*packed.unbind(2), strided, orders, options)
+    assert_close(run(module, views), run(chunks, (q, k, v, seed, orders, options)), 1e-6)
+
+
+def test_gradients_of_gradients_are_refused():
+    q, k, v, _, _, options = make("published")
+    out = local_fused.local_attend(q, k, v, **options)
+    (grad,) = torch.autograd.grad(out.sum(), q, create_graph=True)
+    with pytest.raises(RuntimeError):
+        torch.autograd.grad(grad.sum(), q)
+
+
+def test_where_it_applies():
+    q, k, v, *_ = make("published")
+    assert lsh_fused.applies(q, k) and local_fused.applies(q, k, v)
+    assert not lsh_fused.applies(q, k.float())
+    assert not lsh_fused.applies(q.to("meta"), k.to("meta"))
+    assert not lsh_fused.applies(q[:0], k[:0])
+    seen = []
+    torch.func.vmap(lambda x: seen.append(lsh_fused.applies(x, x)) or x)(q.detach()[None])
+    assert seen == [False]
+
+
+def test_the_modules_use_it(monkeypatch):
+    """And the explicit functions where it does not apply or is not wanted."""
+    calls = []
+    for module, name in ((lsh_fused, "lsh_attend"), (local_fused, "local_attend")):
+        original = getattr(module, name)
+        monkeypatch.setattr(module, name, lambda *a, _f=original, **k: calls.append(_f.__name__) or _f(*a, **k))
+    x = torch.randn(1, 64, 16)
+    for module in (LSHSelfAttention(16, 2, chunk=16, seq=64), LocalSelfAttention(16, 2, chunk=16)):
+        calls.clear()
+        fused = module(x)
+        assert len(calls) == 1
+        mapped = torch.func.vmap(module)(x[None])[0]
+        module.set_implementation("explicit")
+        explicit = module(x)
+        assert len(calls) == 1
+        assert (fused - explicit).norm() < 1e-6 * explicit.norm() > 0
+        assert (mapped - explicit).norm() < 1e-6 * explicit.norm()
+
+
+def test_autocast_leaves_the_inside_alone():
+    made = make("published", torch.float32)
+    expected = lsh(lsh_fused, made)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        found = lsh(lsh_fused, made)
+    assert all(torch.equal(a, b) for a, b in zip(found, expected))
