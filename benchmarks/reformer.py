@@ -18,6 +18,7 @@ import time
 from typing import Any, Dict, List, Sequence
 
 import _reformer_layers as layers
+import _reformer_model as models
 import torch
 from _common import Claims, LiveBytes, parameters_and_gradients, table, timed_in_turn
 
@@ -120,6 +121,25 @@ def show_crossover(found: Dict[int, Dict[str, float]]) -> None:
         print(f"{kind}: {verdict}")
 
 
+def measure_model(seq: int, options: argparse.Namespace, claims: Claims) -> Dict[str, float]:
+    """Tokens per second of training steps, ours and theirs."""
+    pair: Dict[str, torch.nn.Module] = {"theirs": models.theirs(seq)}
+    pair["ours"] = models.ours(pair["theirs"])
+    losses = models.losses(seq, pair)
+    values = {name: loss().item() for name, loss in losses.items()}
+    claims.at_most("model: difference of the loss to Hugging Face's", abs(values["ours"] / values["theirs"] - 1.0), 1e-4)
+    steps = {name: models.step_of(pair[name], loss) for name, loss in losses.items()}
+    timings = timed_in_turn(steps, options.rounds or (1 if options.quick else 5))
+    found = {f"{name}, tokens a second": seq / timing.median()["cpu"] for name, timing in timings.items()}
+    found["faster"] = timings["theirs"].ratio_to(timings["ours"])
+    for name, loss in losses.items():
+        found[f"{name}, peak MB"] = peak_megabytes(pair[name], lambda loss=loss: loss().backward())
+    if not options.quick:
+        claims.at_least("model: our training tokens a second / Hugging Face's", found["faster"], MODEL_FASTER)
+    say(f"the model, a training step of {seq} tokens: " + ", ".join(f"{name} {value:.4g}" for name, value in found.items()))
+    return found
+
+
 def main(arguments: Sequence[str]) -> int:
     """Measures, prints, and returns 0 if every claim holds."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -136,6 +156,8 @@ def main(arguments: Sequence[str]) -> int:
         result["layers"] = measure_layers(lengths, options, claims)
         show_layers(result["layers"])
         claim_layers(result["layers"], claims, options.quick)
+    if "model" in wanted:
+        result["model"] = measure_model(256 if options.quick else 4096, options, claims)
     if "crossover" in wanted:
         result["crossover"] = measure_crossover(lengths, options)
         show_crossover(result["crossover"])
