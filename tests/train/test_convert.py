@@ -80,6 +80,9 @@ def test_a_folder_becomes_a_run_and_a_run_a_folder(request, tmp_path, text, kind
     # What transformers makes of the folder is what this side measured; its loss is on the same windows.
     name = json.loads((tmp_path / "back" / "config.json").read_text())["architectures"][0]
     assert before == pytest.approx(loss_of(getattr(transformers, name).from_pretrained(tmp_path / "back"), made, text), rel=1e-4)
+    theirs, ours = transformers.AutoTokenizer.from_pretrained(tmp_path / "back"), load_tokenizer(made / "tokenizer")
+    blank = " " if kind == "reformer" else ""  # as docs/convert.md says
+    assert theirs.encode("the lean transformer\n  keeps") == ours.encode(blank + "the lean transformer\n  keeps")
     # Training goes on from the converted weights, not from new ones.
     trained = run("resume", str(made), "optimizer.lr=1e-6", "train.eval_every=2", "model.dropout=0", "batch.micro=2")
     assert trained["steps"] == 4 and trained["metrics"]["first_loss"] == pytest.approx(before, rel=0.1)
