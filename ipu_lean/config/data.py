@@ -68,4 +68,10 @@ class DataConfig(Section):
     )
     cache: Optional[str] = setting(None, "Where prepared data is kept. Unset: $IPU_LEAN_CACHE, else ~/.cache/ipu_lean.")
     shuffle: bool = setting(True, "Visit the training windows (or images) in a new random order each epoch (seeded).")
+    shift: bool = setting(
+        False,
+        "Begin the training windows at another place of the text in each epoch (seeded; the text is read on from its beginning "
+        "after its end), so that no token stands at the same place of a window every time. For short texts, which positions "
+        "would else learn by heart; `head: causal-lm` only.",
+    )
     limit: Optional[int] = setting(None, "Read at most this many characters of the corpus.", ge=1)

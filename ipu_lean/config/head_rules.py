@@ -54,6 +54,8 @@ def check_head(config: Config) -> None:
     head, data, default = config.model.head, config.data, DataConfig()
     if config.model.kind != "gpt":
         return
+    if head != "causal-lm" and data.shift:
+        raise _only("model.head: causal-lm", "data.shift", True)
     if head != "masked-lm" and data.mask_share != default.mask_share:
         raise _only("model.head: masked-lm", "data.mask_share", data.mask_share)
     if head == "classifier":

@@ -12,6 +12,9 @@ from ipu_lean.errors import CheckpointError, ConfigError
 IGNORED = -100
 """The label that a loss does not count, as in torch's cross entropy."""
 
+SHIFT = 3
+"""Tells the draws of `shift` from others of the same seed."""
+
 Batch = Tuple[np.ndarray, np.ndarray]
 
 
@@ -62,25 +65,45 @@ class TrainBatches:
         seq: context length.
         rows: rows a batch, the whole global batch.
         sampler: over `windows` windows; its state is this object's state.
+        shift: in each epoch the windows begin at another place of the text, which is read on from its beginning after its end: no
+            token then stands at the same place of a window every time. The place follows from the sampler's seed and the epoch.
 
     Raises:
         ConfigError: the text is shorter than one window or gives fewer windows than one batch has rows.
     """
 
-    def __init__(self, tokens: TokenFile, seq: int, rows: int, sampler: ResumableSampler) -> None:
+    def __init__(self, tokens: TokenFile, seq: int, rows: int, sampler: ResumableSampler, shift: bool = False) -> None:
+        self.shift = shift
         self.windows = check_windows(len(tokens), seq, rows)
         assert sampler.windows == self.windows, f"a sampler over {sampler.windows} windows for {self.windows}"
         self.tokens, self.seq, self.rows, self.sampler = tokens, seq, rows, sampler
 
     @classmethod
-    def create(cls, tokens: TokenFile, seq: int, rows: int, *, seed: int, shuffle: bool = True) -> TrainBatches:
+    def create(
+        cls, tokens: TokenFile, seq: int, rows: int, *, seed: int, shuffle: bool = True, shift: bool = False
+    ) -> TrainBatches:
         """The same with a sampler of the right length."""
-        return cls(tokens, seq, rows, ResumableSampler(check_windows(len(tokens), seq, rows), seed, shuffle))
+        return cls(tokens, seq, rows, ResumableSampler(check_windows(len(tokens), seq, rows), seed, shuffle), shift)
 
     def next(self) -> Batch:
         """(tokens, labels), each int32 `[rows, seq]`; labels are the tokens one further on."""
-        window = self.tokens.windows(self.sampler.next(self.rows), self.seq)
+        if self.shift:
+            window = self._shifted()
+        else:
+            window = self.tokens.windows(self.sampler.next(self.rows), self.seq)
         return np.ascontiguousarray(window[:, :-1]), np.ascontiguousarray(window[:, 1:])
+
+    def _shifted(self) -> np.ndarray:
+        """The next windows, int32 `[rows, seq + 1]`, each from its epoch's beginning on."""
+        sampler, length = self.sampler, len(self.tokens)
+        first = sampler.epoch * self.windows + sampler.position
+        numbers = sampler.next(self.rows)
+        places = np.empty((self.rows, self.seq + 1), np.int64)
+        for row, number in enumerate(numbers):
+            epoch = (first + row) // self.windows
+            start = int(np.random.RandomState([SHIFT, epoch, sampler.seed & 0xFFFFFFFF]).randint(length))
+            places[row] = start + int(number) * self.seq + np.arange(self.seq + 1)
+        return self.tokens.flat()[places % length].astype(np.int32)
 
     def state_dict(self) -> Dict[str, Any]:
         """JSON-able: where the next batch begins. The number of rows is not part of it and may change on resuming."""

@@ -100,6 +100,7 @@ class TextTask:
             config.batch.global_batch if rows is None else rows,
             seed=config.seed if seed is None else seed,
             shuffle=config.data.shuffle,
+            shift=config.data.shift,
         )
 
     def eval_batches(self, name: str, rows: int, limit: Optional[int] = None) -> Iterator[Batch]:

