@@ -38,7 +38,7 @@ setup(
             *("pytest>=7", "pytest-xdist>=3", "hypothesis>=6", "ruff>=0.4"),
             *(*TOKENIZERS, *CORPORA, *IMAGES, *TENSORBOARD, *RAY),
         ],
-        "bench": ["transformers>=4.40", "revlib>=1.7", "torch-optimi>=0.2"],
+        "bench": ["transformers>=4.40", "accelerate>=0.26", "revlib>=1.7", "torch-optimi>=0.2"],
         "hf": ["transformers>=4.40", "datasets>=2.14", *TOKENIZERS],
         "ray": RAY,
         "tensorboard": TENSORBOARD,

@@ -10,9 +10,11 @@ from pathlib import Path
 
 import pytest
 
+from ipu_lean import _compat
 from ipu_lean.cli import main
 from ipu_lean.config import dump_config, load, load_config
 from ipu_lean.config.yaml_text import parse
+from ipu_lean.models import build_meta
 
 pytestmark = pytest.mark.pod
 ROOT = Path(__file__).parents[1]
@@ -58,6 +60,24 @@ def test_lean_gpt_medium_is_the_model_of_the_study():
     assert (model.depth, model.width, model.heads, model.ffn_width, model.vocab) == (24, 1024, 16, 4096, 50308)
     assert (model.positions, model.tied, model.stack.kind) == ("rotary", False, "reversible")
     assert load_config(ROOT / "configs" / "lean_gpt_medium.yaml").mup.parametrization == "standard"
+
+
+OPT = [("opt_125m_bf16_pure", 125_237_760), ("opt_125m_fp16_mixed", 125_237_760), ("opt_125m_fp32", 125_237_760),
+       ("opt_1.3b_bf16_pure", 1_315_753_984)]  # fmt: skip
+
+
+@pytest.mark.parametrize("name, parameters", OPT)
+def test_opt_has_the_published_size_and_recipe(name, parameters):
+    """Hugging Face's OPT has two more rows of positions (it counts from 2): 125,239,296 and 1,315,758,080."""
+    config = load_config(ROOT / "configs" / f"{name}.yaml")
+    model, own = config.model, config.optimizer
+    assert sum(parameter.numel() for parameter in build_meta(config, model.vocab).parameters()) == parameters
+    assert (model.activation, model.positions, model.norm, model.tied, model.vocab, model.seq) == (
+        *("relu", "learned", "layernorm", True, 50272, 2048),
+    )
+    assert (own.lr, own.betas, own.weight_decay) == (2e-4, (0.9, 0.95), 0.1)
+    assert (config.schedule.kind, config.schedule.warmup) == ("linear", 500)
+    assert config.precision.replace("-", "_") in name and config.mup.parametrization == "standard"
 
 
 POD = [
@@ -112,6 +132,15 @@ def test_tiny_trains(tmp_path):
     summary = train("tiny_cpu.yaml", tmp_path)
     assert summary["steps"] == 60
     assert summary["metrics"]["eval"]["valid"]["loss"] < summary["metrics"]["first_loss"] - 1
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16_pure", "fp16_mixed"])
+def test_tiny_opt_trains_alike_in_every_precision(precision, tmp_path):
+    if precision == "fp16_mixed" and _compat.TORCH < (2, 3):
+        pytest.skip("fp16 autocast on CPU needs torch 2.3")
+    summary = train(f"opt_tiny_{precision}.yaml", tmp_path)
+    assert summary["steps"] == 60
+    assert summary["metrics"]["eval"]["valid"]["loss"] < summary["metrics"]["first_loss"] - 1.5
 
 
 @pytest.mark.skipif(importlib.util.find_spec("sklearn") is None, reason="its digits are in scikit-learn, an extra")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import Any, Callable, Dict
 
-from ipu_lean.cli.verdicts import say
+from ipu_lean.cli.verdicts import print_verdict, say
 from ipu_lean.errors import ConfigError
 
 Summary = Dict[str, Any]
@@ -30,9 +30,7 @@ def study(arguments: argparse.Namespace) -> Summary:
         out = arguments.config
     elif arguments.retry and not is_study(out):
         raise ConfigError("only a study that has begun can be tried again", key="--retry", suggestion="name its directory")
-    summary = run_study(loaded, out, retry=arguments.retry, say=say)
-    print(summary.pop("table"))
-    return summary
+    return print_verdict(lambda: run_study(loaded, out, retry=arguments.retry, strict=arguments.strict, say=say))
 
 
 def add_commands(commands: Any, command: Callable[..., Any]) -> None:
@@ -41,3 +39,4 @@ def add_commands(commands: Any, command: Callable[..., Any]) -> None:
     parser.add_argument("--out", metavar="DIR", help="where it is kept; runs/NAME-study-TIME unless given")
     parser.add_argument("--seeds", type=int, metavar="N", help="train each variant with the seeds 0 to N-1")
     parser.add_argument("--retry", action="store_true", help="train again what failed")
+    parser.add_argument("--strict", action="store_true", help="an inconclusive verdict fails as well")

@@ -32,14 +32,15 @@ class IpuConfig(Section):
         ge=1,
     )
     # Numbers.
-    partials: Literal["float", "half"] = setting("float", "Type of partial sums in matrix products.")
+    partials: Literal["float", "half"] = setting("float", "Type of partial sums in matrix products of fp16 tensors.")
     stochastic_rounding: Optional[bool] = setting(
         None, "Round fp16 results up or down at random, in proportion (training only). Unset: on for fp16-ipu, off for fp32."
     )
     loss_scaling: Union[None, float, Literal["auto"]] = setting(
         None,
         "Factor on the loss before the backward pass, taken off before the update, at the base width (under muP it grows with "
-        "width); a power of two. `auto`: PopART adapts it, which needs accumulator: half. Unset: 1 for fp32, 1024 for fp16-ipu.",
+        "width); a power of two. `auto`: from 1024 on, PopART moves it after each update, which needs accumulator: half. Unset: "
+        "1 for fp32, 1024 for fp16-ipu.",
     )
     accumulator: Optional[Literal["float", "half"]] = setting(
         None, "Type of the gradient accumulator. Unset: half for fp16-ipu, else float."

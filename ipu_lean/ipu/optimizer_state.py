@@ -7,13 +7,15 @@ numbers as `exp_avg`, `exp_avg_sq`, `step`, or `momentum_buffer`.
 
 from __future__ import annotations
 
-from typing import Any, Dict, List, Mapping, Tuple
+from typing import Any, Dict, List, Mapping, Optional, Tuple
 
 import torch
 
 ADAM = {"exp_avg": "Accl1___", "exp_avg_sq": "Accl2___"}
 SGD = {"momentum_buffer": "Accl1___"}
 STEP = "Step___"
+SCALE = "lossScaleUpdateFactor"
+"""PopART's name for what automatic loss scaling multiplies the loss scale by."""
 
 State = Dict[str, Dict[str, Any]]
 
@@ -69,3 +71,15 @@ def _like(old: Any, new: torch.Tensor) -> torch.Tensor:
     if isinstance(old, torch.Tensor):
         return new.detach().to(old.dtype).reshape(old.shape).clone()
     return new.detach().clone()
+
+
+def scale_of(device_state: Optional[Mapping[str, Any]]) -> Optional[float]:
+    """The factor that automatic loss scaling has come to; None if PopTorch does not show it."""
+    shown = (device_state or {}).get(SCALE)
+    return None if shown is None else float(torch.as_tensor(shown).reshape(-1)[0])
+
+
+def put_scale(device_state: Dict[str, Any], factor: Optional[float]) -> None:
+    """Put back what `scale_of` returned, where there is such a tensor."""
+    if factor is not None and SCALE in device_state:
+        device_state[SCALE] = _like(device_state[SCALE], torch.tensor(factor))

@@ -13,6 +13,7 @@ from .anchors import Anchors
 from .anchors import names as anchor_names
 from .errors import Error
 from .half import rounding
+from .lossscale import STATE, AutomaticLossScale, watching
 from .optimconvert import Converted
 from .options import Options
 from .outputs import Outputs
@@ -52,7 +53,8 @@ class Executable:
     def __init__(self, trace: Trace, options: Options, training: bool, host: Dict[str, torch.Tensor],
                  optimizer: Optional[Converted], groups: Sequence[Sequence[str]]) -> None:
         self.trace, self.options, self.training = trace, options, training
-        self.graph = trace.compiled()
+        settings = options._popart.options
+        self.graph = trace.compiled(settings.get("partialsTypeMatMuls") == "half")
         self.plan = Plan(options.device_iterations, options.Training.gradient_accumulation if training else 1,
                          options.replication_factor, options.input_group_size,
                          options.input_cgt == enums.CommGroupType.Orthogonal)
@@ -68,6 +70,9 @@ class Executable:
         self.state: Dict[str, Dict[str, Any]] = {name: {} for name in self.trainable}
         self.outputs = [node for node in trace.outputs if node is not None]
         self.load(host)
+        narrow = any(parameter.dtype == torch.float16 for parameter in self.parameters.values())
+        automatic = training and AutomaticLossScale.enabled(settings)
+        self.automatic = AutomaticLossScale(settings, narrow) if automatic else None
 
     # -- weights ---------------------------------------------------------------------------------------------------------
     def load(self, host: Dict[str, torch.Tensor]) -> None:
@@ -126,7 +131,7 @@ class Executable:
         gathered = update.Accumulator(self.parameters, self.trainable, self.optimizer, self.options, anchors.gradients)
         for step in range(self.plan.accumulation):
             for replica in range(self.plan.replicas):
-                with torch.enable_grad():
+                with torch.enable_grad(), watching(self.automatic):
                     loss, outputs = self._micro(iteration, step, replica, pieces)
                     kept.add(outputs, replica)
                     if loss.requires_grad:
@@ -136,8 +141,14 @@ class Executable:
         gradients = gathered.result(scale)
         values = {name: self.values_of(name) for name in gradients}
         update.apply(self.parameters, gradients, self.state, self.optimizer, values)
+        if self.automatic is not None:
+            self.automatic.update(self._base_scale())
 
     def loss_scaling(self) -> float:
+        """What the loss is multiplied by in the next update."""
+        return self._base_scale() * (1.0 if self.automatic is None else self.automatic.factor)
+
+    def _base_scale(self) -> float:
         return float(self.optimizer.defaults["loss_scaling"][0]) if self.optimizer is not None else 1.0
 
     # -- the update ------------------------------------------------------------------------------------------------------
@@ -174,11 +185,15 @@ class Executable:
         """`ipu_state`: tensors by PopART's names (Accl1___weight …); `ipu_param`: the values in force."""
         tensors = {slot + name: torch.as_tensor(value).clone()
                    for name, slots in self.state.items() for slot, value in slots.items()}
+        if self.automatic is not None:
+            tensors[STATE] = torch.tensor(self.automatic.factor)
         assert self.optimizer is not None
         parameters = {name: entry[0] for name, entry in self.optimizer.defaults.items()}
         return {"ipu_state": tensors, "ipu_param": parameters}
 
     def write_state(self, state: Dict[str, Any]) -> None:
+        if self.automatic is not None and STATE in state["ipu_state"]:
+            self.automatic.factor = float(state["ipu_state"][STATE])
         for name in self.trainable:
             found = {key[: -len(name)]: value for key, value in state["ipu_state"].items() if key.endswith("___" + name)}
             self.state[name] = {slot: int(value) if slot == "Step___" else value.clone() for slot, value in found.items()}

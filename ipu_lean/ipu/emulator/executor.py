@@ -126,8 +126,6 @@ class PoplarExecutor(DeviceState, Latencies):
         for tensor in given.tensors():
             if tensor.requires_grad:
                 logger.warning("Input tensor has requires_grad=True set; it is detached")
-        if self._options._popart.options.get("automaticLossScalingSettings.enabled"):
-            logger.warning("the emulator keeps the loss scaling where it is set: automatic loss scaling does not move it")
         micro = given.map(lambda tensor: micro_batch(tensor.detach(), self._options))
         host = self._host()
         self._sync_user_model()

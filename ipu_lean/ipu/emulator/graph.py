@@ -6,7 +6,7 @@ from typing import Any, Callable, Dict, List, Optional, Sequence, Set, Tuple
 import torch
 from torch import fx
 
-from . import half, kernels
+from . import half, kernels, products
 from .oprules import argument
 
 aten = torch.ops.aten
@@ -100,8 +100,12 @@ def fold_constants(graph: fx.Graph, live: Set[fx.Node], constants: Dict[str, tor
 
 
 def build(graph: fx.Graph, live: Set[fx.Node], outputs: Sequence[fx.Node], loss: Optional[fx.Node],
-          constants: Dict[str, torch.Tensor]) -> fx.GraphModule:
-    """The graph that is replayed: `f(*variables and inputs) -> (loss or None, outputs)`, with the device's differences."""
+          constants: Dict[str, torch.Tensor], half_partials: bool = False) -> fx.GraphModule:
+    """The graph that is replayed: `f(*variables and inputs) -> (loss or None, outputs)`, with the device's differences.
+
+    Args:
+        half_partials: partial sums of float16 products are float16. Error for products of which that is not emulated.
+    """
     folded = fold_constants(graph, live, constants)
     root: Dict[str, torch.Tensor] = {}
     result = fx.Graph()
@@ -121,20 +125,22 @@ def build(graph: fx.Graph, live: Set[fx.Node], outputs: Sequence[fx.Node], loss:
             if any(node.meta["groups"] & other.meta.get("mutates", set()) for other in live):
                 twin[node] = result.call_function(aten.clone.default, (twin[node],), {})  # each run starts from the constant
         else:
-            twin[node] = _copy(result, node, twin)
+            twin[node] = _copy(result, node, twin, half_partials)
         if node in twin:
             twin[node].meta = dict(node.meta)
     inner = set() if loss is None else {node for node in outputs if node.meta.get("loss") and node is not loss}
     returned = [result.call_function(aten.reshape.default, (twin[node], [-1]), {}) if node in inner else twin[node]
                 for node in outputs]  # a reduced loss that feeds another has shape (1,) (RemoveSurplusIdentityLosses.cpp:71-89)
     result.output((None if loss is None else twin[loss], returned))
+    if loss is not None:
+        half.rounded_forks(result)
     module = fx.GraphModule(root, result)
     for name, value in root.items():
         setattr(module, name, value)
     return module
 
 
-def _copy(result: fx.Graph, node: fx.Node, twin: Dict[fx.Node, fx.Node]) -> fx.Node:
+def _copy(result: fx.Graph, node: fx.Node, twin: Dict[fx.Node, fx.Node], half_partials: bool) -> fx.Node:
     """One call, rewritten where the device computes something else than torch."""
     args, kwargs = fx.node.map_arg((node.args, node.kwargs), lambda source: twin[source])
     target: Callable[..., Any] = node.target  # type: ignore[assignment]
@@ -153,7 +159,9 @@ def _copy(result: fx.Graph, node: fx.Node, twin: Dict[fx.Node, fx.Node]) -> fx.N
         args = (args[0], [index if index is None else _long(result, index) for index in args[1]])
     elif base in _LONG_ARGUMENTS and hasattr(target, "_schema"):
         args, kwargs = _with_long(result, target, args, kwargs, _LONG_ARGUMENTS[base])
-    target = half.wrap(target, base, args, kwargs, node.meta, node.all_input_nodes)
+    plain, target = target, half.wrap(target, base, args, kwargs, node.meta, node.all_input_nodes)
+    if half_partials and target is not plain:
+        target = products.wrap(target, base, node.meta)
     made = result.call_function(target, args, kwargs)
     if base in _WRAPPING and node.meta.get("dtype") is torch.int64 and not node.meta.get("mutates"):
         made.meta = dict(node.meta)

@@ -53,12 +53,12 @@ class Trace(NamedTuple):
                              "stage": meta["stage"], "constant": meta["constant"], **meta["where"]._asdict()})
         return rows
 
-    def compiled(self) -> fx.GraphModule:
-        """The graph to replay; only for a trace without violations."""
+    def compiled(self, half_partials: bool = False) -> fx.GraphModule:
+        """The graph to replay; only for a trace without violations. `half_partials`: of products of float16 tensors."""
         nodes = [node for node in self.outputs if node is not None]
         final, _ = graph.final_losses(self.recorder.graph, self.live)
         loss = final[0] if self.recorder.training else None
-        return graph.build(self.recorder.graph, self.live, nodes, loss, self.recorder.constants)
+        return graph.build(self.recorder.graph, self.live, nodes, loss, self.recorder.constants, half_partials)
 
     def written(self) -> List[str]:
         """Names of variables that the graph writes in place."""

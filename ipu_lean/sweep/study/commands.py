@@ -8,12 +8,14 @@ from typing import Any, Callable, Dict, List, Optional
 
 from ipu_lean.config import Config, Loaded, config_hash, dump_config, load_config, require_device
 from ipu_lean.data import expected_vocab
-from ipu_lean.errors import ConfigError, Interrupted, RunError
+from ipu_lean.errors import ConfigError, Interrupted, RunError, VerdictFailed
 from ipu_lean.models import build_meta
+from ipu_lean.mup.verdict import FAIL, INCONCLUSIVE, PASS, overall
 from ipu_lean.sweep.grid import Trial
 from ipu_lean.sweep.jobs import Job
 from ipu_lean.sweep.results import DONE, TrialResult
 from ipu_lean.sweep.study import report
+from ipu_lean.sweep.study.judge import judge
 from ipu_lean.sweep.study.result import VariantResult, VariantStore
 from ipu_lean.sweep.study.trial import train_job
 from ipu_lean.sweep.study.variants import variants_of
@@ -61,16 +63,24 @@ def is_study(path: Optional[str]) -> bool:
     return run is not None and run.config.is_file() and run.store.directory.is_dir()
 
 
-def run_study(loaded: Loaded, out: Optional[str] = None, *, retry: bool = False, say: Say = lambda text: None) -> Summary:
-    """Train every variant of `loaded.config.study` with every seed, and rank them.
+def run_study(
+    loaded: Loaded,
+    out: Optional[str] = None,
+    *,
+    retry: bool = False,
+    strict: bool = False,
+    say: Say = lambda text: None,
+) -> Summary:
+    """Train every variant of `loaded.config.study` with every seed, rank them, and judge what was expected of them.
 
     Args:
         out: the directory; `runs/NAME-study-TIME` unless given. A study that has begun there goes on: what has a result is not
             trained again, and variants and seeds may have been added.
-        retry: train again what failed (diverged is a result).
+        retry: train again what failed (diverged is a result). strict: an inconclusive verdict fails as well.
     Raises:
         ConfigError, EnvironmentProblem: before anything was written.
         RunError: no variant came to its end.
+        VerdictFailed: not what `study.expect` says; everything is in the directory all the same.
         Interrupted: Ctrl-C or SIGTERM; the text is the command that goes on.
     """
     config = with_absolute_paths(loaded.config)
@@ -83,12 +93,12 @@ def run_study(loaded: Loaded, out: Optional[str] = None, *, retry: bool = False,
     else:
         run = StudyDirectory(RunDirectory.create(out, f"{config.name}-study", dump_config(config)).path)
         run.store.directory.mkdir()
-    return _study(run, config, variants, retry, say)
+    return _study(run, config, variants, retry, strict, say)
 
 
-def resume_study(directory: str, loaded: Loaded, *, retry: bool = False, say: Say = lambda text: None) -> Summary:
-    """Go on with the study in `directory`; `loaded` is its configuration with overrides."""
-    return run_study(loaded, directory, retry=retry, say=say)
+def resume_study(directory: str, loaded: Loaded, **options: Any) -> Summary:
+    """Go on with the study in `directory`; `loaded` is its configuration with overrides. Options as `run_study`'s."""
+    return run_study(loaded, directory, **options)
 
 
 def check_variants(variants: Dict[str, List[Trial]]) -> None:
@@ -113,7 +123,9 @@ def _check_same(old: Config, new: Config) -> None:
             )
 
 
-def _study(run: StudyDirectory, config: Config, variants: Dict[str, List[Trial]], retry: bool, say: Say) -> Summary:
+def _study(
+    run: StudyDirectory, config: Config, variants: Dict[str, List[Trial]], retry: bool, strict: bool, say: Say
+) -> Summary:
     started = time.perf_counter()
     assert config.study is not None
     trials = [trial for seeds in zip(*variants.values()) for trial in seeds]  # a seed of every variant, then the next
@@ -133,10 +145,11 @@ def _study(run: StudyDirectory, config: Config, variants: Dict[str, List[Trial]]
                 kept = result if isinstance(result, VariantResult) else VariantResult.of(result)
                 run.store.add(kept)
                 if config.logging.progress != "none":
-                    say(f"\n{report.describe(kept)}\n{report.table(report.rank(variants, run.store))}")
+                    ranking = report.rank(variants, run.store, config.study.reference)
+                    say(f"\n{report.describe(kept)}\n{report.table(ranking)}")
 
             run_local([Job([trial], False) for trial in todo.values()], config.study.workers, on_result, train=train_job)
-        return _finish(run, config, variants, time.perf_counter() - started)
+        return _finish(run, config, variants, strict, time.perf_counter() - started)
     except (Interrupted, KeyboardInterrupt) as problem:
         seconds = time.perf_counter() - started
         run.write_summary(_summary(config, seconds, status="interrupted", exit_code=130, error=str(problem)))
@@ -149,25 +162,41 @@ def _summary(config: Config, seconds: float, **fields: Any) -> Summary:
     return make_summary("study", device=config.device, config_hash=config_hash(config), seconds=seconds, **fields)
 
 
-def _finish(run: StudyDirectory, config: Config, variants: Dict[str, List[Trial]], seconds: float) -> Summary:
-    """CSV, curves, ranking, summary."""
-    rows = report.rank(variants, run.store)
-    text = report.table(rows)
+def _finish(run: StudyDirectory, config: Config, variants: Dict[str, List[Trial]], strict: bool, seconds: float) -> Summary:
+    """CSV, curves, ranking, verdict, summary."""
+    assert config.study is not None
+    rows = report.rank(variants, run.store, config.study.reference)
+    verdicts = judge(config.study, {row.name: row.beside for row in rows})
+    verdict = overall(verdicts) if verdicts else None
+    told = [] if verdict is None else ["", *report.verdict_lines(verdicts), f"verdict: {verdict}"]
+    text = "\n".join([report.table(rows), *told])
     report.write_csv(run.results, variants, run.store)
     run.table.write_text(text + "\n", encoding="utf-8")
     report.plot(run.curves, variants, run.store, f"{config.name}: {config.train.steps} updates")
     results = [result for row in rows for result in row.results]
+    short = [f"{one.name}: {one.text}" for one in verdicts if one.status != PASS]
     summary = _summary(
         config,
         seconds,
         steps=sum(len(result.losses) for result in results),
-        metrics={"ranking": [row.as_dict() for row in rows]},
+        metrics={
+            "ranking": [row.as_dict() for row in rows],
+            "verdicts": [one.as_dict() for one in verdicts],
+            "diagnosis": "; ".join(short),
+        },
         artifacts={"run": str(run.path), "results": str(run.results), "table": str(run.table), "curves": str(run.curves)},
     )
+    summary["verdict"] = verdict
     if not any(result.status == DONE for result in results):
         reasons = sorted({result.error or result.status for result in results})
         error = f"no variant came to its end, so there is nothing to rank: {'; '.join(reasons[:3])}"
         run.write_summary({**summary, "status": "failed", "exit_code": 1, "error": error})
         raise RunError(error)
+    if verdict == FAIL or (verdict == INCONCLUSIVE and strict):
+        failed = [f"{one.name}: {one.text}" for one in verdicts if one.status == (FAIL if verdict == FAIL else INCONCLUSIVE)]
+        error = f"not what was expected of the variants ({verdict}): {'; '.join(failed)}"
+        summary = {**summary, "status": "failed", "exit_code": VerdictFailed.exit_code, "error": error}
+        run.write_summary(summary)
+        raise VerdictFailed(error, {**summary, "table": text})
     run.write_summary(summary)
     return {**summary, "table": text}

@@ -6,13 +6,15 @@ import csv
 import io
 import math
 import statistics
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Callable, Dict, List, Optional, Sequence
 
+from ipu_lean.mup.verdict import Verdict
 from ipu_lean.sweep.grid import Trial
 from ipu_lean.sweep.results import DIVERGED, DONE
-from ipu_lean.sweep.study.result import VariantResult, VariantStore
+from ipu_lean.sweep.study.judge import Comparison, compare
+from ipu_lean.sweep.study.result import VariantResult, VariantStore, score
 from ipu_lean.train.files import disk_guard, write_atomic
 
 POINTS = 200  # of a curve: losses are averaged over equal stretches of updates
@@ -25,7 +27,7 @@ class Row:
     Attributes:
         loss, train_loss: means over the seeds that came to their end; `loss` is that of the first validation set, or the
             training loss if there is none. spread: largest minus smallest `loss`. None if a seed did not come to its end.
-        grad_norm: median over updates and seeds.
+        grad_norm: median over updates and seeds. weight_norm: mean over seeds. beside: what it is beside the reference.
     """
 
     name: str
@@ -37,6 +39,8 @@ class Row:
     grad_norm: Optional[float]
     peak_mb: Optional[float]
     tokens_per_s: Optional[float]
+    weight_norm: Optional[float]
+    beside: Optional[Comparison] = None
 
     @property
     def state(self) -> str:
@@ -49,20 +53,20 @@ class Row:
 
     def as_dict(self) -> Dict[str, Any]:
         """For summary.json."""
-        names = ("name", "loss", "spread", "train_loss", "grad_norm", "peak_mb", "tokens_per_s", "state")
-        return {name: getattr(self, name) for name in names}
+        names = ("name", "loss", "spread", "train_loss", "grad_norm", "weight_norm", "peak_mb", "tokens_per_s", "state")
+        beside = None if self.beside is None else asdict(self.beside)
+        return {**{name: getattr(self, name) for name in names}, "beside_reference": beside}
 
 
-def score(result: VariantResult) -> float:
-    """What variants are ranked by: loss of the first validation set, or the training loss if there is none."""
-    if result.status != DONE:
-        return math.inf
-    return next(iter(result.valid.values()), result.loss)
+def rank(variants: Dict[str, List[Trial]], store: VariantStore, reference: Optional[str] = None) -> List[Row]:
+    """The variants, best first; those in which a seed diverged or failed come last, and those without results after them.
 
-
-def rank(variants: Dict[str, List[Trial]], store: VariantStore) -> List[Row]:
-    """The variants, best first; those in which a seed diverged or failed come last, and those without results after them."""
+    Args:
+        reference: the variant that the others are compared with.
+    """
     rows = [_row(name, trials, store.results([trial.id for trial in trials])) for name, trials in variants.items()]
+    base = [result for row in rows if row.name == reference for result in row.results]
+    rows = [row if row.name == reference else replace(row, beside=compare(row.results, base)) for row in rows]
     return sorted(rows, key=lambda row: (not row.results, row.loss is None, row.loss or 0.0))
 
 
@@ -81,6 +85,7 @@ def _row(name: str, trials: Sequence[Trial], results: Any) -> Row:
         statistics.median(norms) if norms else None,
         _mean(result.peak_mb for result in results),
         _mean(result.tokens_per_s for result in results),
+        _mean(result.weight_norm for result in results),
     )
 
 
@@ -90,13 +95,16 @@ def _mean(values: Any) -> Optional[float]:
 
 
 def table(rows: Sequence[Row]) -> str:
-    """Plain text, aligned, best variant first."""
-    head = ["", "variant", "loss", "spread", "train loss", "grad norm", "peak MB", "tokens/s", "state"]
+    """Plain text, aligned, best variant first; differences to the reference where there is one, in percent of its loss."""
+    compared = any(row.beside is not None for row in rows)
+    titles = ["loss", "spread", "train loss", "grad norm", "weights", "peak MB", "tokens/s"]
+    head = ["", "variant", *titles[:2], *(["difference", "its spread"] if compared else []), *titles[2:], "state"]
     lines = [head]
     for place, row in enumerate(rows):
         number = str(place + 1) if row.loss is not None else "-"
-        values = [_text(v, d) for v, d in ((row.loss, 4), (row.spread, 4), (row.train_loss, 4), (row.grad_norm, 3))]
-        lines.append([number, row.name, *values, _text(row.peak_mb, 1), _text(row.tokens_per_s, 0), row.state])
+        values = [_text(v, d) for v, d in ((row.train_loss, 4), (row.grad_norm, 3), (row.weight_norm, 3))]
+        values += [_text(row.peak_mb, 1), _text(row.tokens_per_s, 0)]
+        lines.append([number, row.name, _text(row.loss, 4), _text(row.spread, 4), *_beside(row, compared), *values, row.state])
     widths = [max(len(line[i]) for line in lines) for i in range(len(head))]
     left = (1, len(head) - 1)
 
@@ -104,6 +112,22 @@ def table(rows: Sequence[Row]) -> str:
         return "  ".join(v.ljust(w) if i in left else v.rjust(w) for i, (v, w) in enumerate(zip(line, widths))).rstrip()
 
     return "\n".join(joined(line) for line in lines)
+
+
+def _beside(row: Row, compared: bool) -> List[str]:
+    one = row.beside
+    if one is None:
+        return ["-", "-"] if compared else []
+    return [f"{one.relative:+.3%}", f"{one.spread / one.reference:.3%}"]
+
+
+def verdict_lines(verdicts: Sequence[Verdict]) -> List[str]:
+    """What was expected and what came of it, a line each; nothing if nothing was expected."""
+    lines = [f"{'verdict':<13} {'number':>9} {'limit':>9}  question"] if verdicts else []
+    for one in verdicts:
+        number, limit = ("-" if value is None else f"{value:.3%}" for value in (one.number, one.threshold))
+        lines.append(f"{one.status:<13} {number:>9} {limit:>9}  {one.name}: {one.text}")
+    return lines
 
 
 def _text(value: Optional[float], digits: int) -> str:
@@ -120,7 +144,7 @@ def write_csv(path: Path, variants: Dict[str, List[Trial]], store: VariantStore)
     """One line a variant and seed."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
-    head = "variant seed status loss train_loss median_grad_norm peak_mb tokens_per_s seconds updates id"
+    head = "variant seed status loss train_loss median_grad_norm weight_norm peak_mb tokens_per_s seconds updates id"
     writer.writerow(head.split())
     for name, trials in variants.items():
         for trial in trials:
@@ -130,7 +154,7 @@ def write_csv(path: Path, variants: Dict[str, List[Trial]], store: VariantStore)
                     [
                         *(name, trial.axes["seed"], result.status, score(result), result.loss),
                         statistics.median(norms) if norms else "",
-                        *("" if value is None else value for value in (result.peak_mb, result.tokens_per_s)),
+                        *("" if v is None else v for v in (result.weight_norm, result.peak_mb, result.tokens_per_s)),
                         *(round(result.seconds, 2), len(result.losses), result.id),
                     ]
                 )

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Dict, List, Optional
 
-from ipu_lean.sweep.results import Store, TrialResult
+from ipu_lean.sweep.results import DONE, Store, TrialResult
 from ipu_lean.train.files import read_json
 
 
@@ -19,11 +20,13 @@ class VariantResult(TrialResult):
         peak_mb: most bytes of activations alive in a forward and backward pass of one micro-batch, parameters and their
             gradients aside, in 1e6; None where it cannot be measured.
         tokens_per_s: tokens of an update over the median time of an update, the first ones left out.
+        weight_norm: Euclidean norm of all weights at the end; None unless it came there.
     """
 
     grad_norms: List[float] = field(default_factory=list)
     peak_mb: Optional[float] = None
     tokens_per_s: Optional[float] = None
+    weight_norm: Optional[float] = None
 
     @classmethod
     def of(cls, result: TrialResult, **more: Any) -> VariantResult:
@@ -37,7 +40,15 @@ class VariantResult(TrialResult):
     @classmethod
     def from_json(cls, plain: Dict[str, Any]) -> VariantResult:
         """What `as_json` gave."""
-        return super().from_json({**plain, "grad_norms": [float(value) for value in plain["grad_norms"]]})  # type: ignore
+        norms = [float(value) for value in plain["grad_norms"]]
+        return super().from_json({"weight_norm": None, **plain, "grad_norms": norms})  # type: ignore
+
+
+def score(result: VariantResult) -> float:
+    """What variants are ranked by: loss of the first validation set, or the training loss if there is none."""
+    if result.status != DONE:
+        return math.inf
+    return next(iter(result.valid.values()), result.loss)
 
 
 class VariantStore(Store):

@@ -7,6 +7,7 @@ import time
 from typing import Any, Dict, Iterator, List, Sequence
 
 import numpy as np
+from torch import nn
 
 from ipu_lean.errors import Interrupted, RunError
 from ipu_lean.models import build_model
@@ -51,6 +52,11 @@ def run_variant(trial: Trial, executor: str = "sequential") -> VariantResult:
     return VariantResult.of(made, **seen)
 
 
+def weight_norm(model: nn.Module) -> float:
+    """Euclidean norm of all parameters together, in double precision."""
+    return sum(float(parameter.detach().double().square().sum()) for parameter in model.parameters()) ** 0.5
+
+
 class _Diverged(RunError):
     """The engine met numbers that are not finite."""
 
@@ -84,6 +90,7 @@ def _train(trial: Trial, task: Task, losses: List[float], seen: Dict[str, Any]) 
             if diverged_at(losses) is not None:
                 return {}
         engine.sync_to_host()
+        seen["weight_norm"] = weight_norm(model)
         return evaluate_trained(trial, model, task) if task.validation_names else {}
     finally:
         engine.close()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Dict, List
 
-from ipu_lean.config import Config, make_config
+from ipu_lean.config import Config, StudyConfig, make_config
 from ipu_lean.config.fields import field_at, nearest
 from ipu_lean.errors import ConfigError
 from ipu_lean.sweep.grid import Trial
@@ -45,12 +45,37 @@ def variants_of(config: Config) -> Dict[str, List[Trial]]:
             suggestion="give names and what they change, for example `study: {variants: {plain: {}, mean: {model.stack.coupling: "
             "mean}}}`",
         )
+    check_expectations(study)
     found: Dict[str, List[Trial]] = {}
     for name, changes in study.variants.items():
         for key in changes:
             check_change(name, key)
         found[name] = [_trial(config, name, {**changes, "seed": seed}) for seed in study.seeds]
     return found
+
+
+def check_expectations(study: StudyConfig) -> None:
+    """ConfigError for a reference that is no variant, or an expectation that says nothing or contradicts itself."""
+    if study.reference is not None and study.reference not in study.variants:
+        raise ConfigError(
+            "there is no such variant",
+            key="study.reference",
+            value=study.reference,
+            suggestion=f"name one of {', '.join(study.variants)}",
+        )
+    for name, wanted in study.expect.items():
+        key = f"study.expect.{name}"
+        if study.reference is None:
+            raise ConfigError("variants are expected to differ so much from a reference", key=key,
+                              suggestion="name the variant that is meant as `study.reference`")  # fmt: skip
+        if name not in study.variants or name == study.reference:
+            others = ", ".join(other for other in study.variants if other != study.reference)
+            raise ConfigError("this is no variant beside the reference", key=key, suggestion=f"the others are {others or 'none'}")
+        if wanted.within is None and wanted.worse_by is None and wanted.norm_within is None:
+            raise ConfigError("this expects nothing", key=key, suggestion="give `within`, `worse_by` or `norm_within`")
+        if wanted.within is not None and wanted.worse_by is not None:
+            raise ConfigError("a variant is expected to be alike or to be worse, not both", key=key,
+                              suggestion="give `within` or `worse_by`")  # fmt: skip
 
 
 def check_change(name: str, key: str) -> None:

@@ -78,6 +78,7 @@ class PopTorchEngine:
         self._factor: Optional[float] = None
         self._saved_moments: Optional[moments.State] = None
         self._saved_random: Optional[List[int]] = None
+        self._saved_scale: Optional[float] = None
         if schedule is not None:
             self.optimizer = make_optimizer(self.model, config, poptorch)
             self._names = _names_in(self.optimizer, self.model)
@@ -173,13 +174,15 @@ class PopTorchEngine:
 
     def _restore_device_state(self) -> None:
         """Moments and random state of a checkpoint go to the device once there is one to take them."""
-        if self._saved_moments:
+        if self._saved_moments or self._saved_scale is not None:
             state = self.optimizer.state_dict()
-            fresh = moments.to_device(self._saved_moments, state.get("ipu_state") or {}, self.config.optimizer.kind, _PREFIX)
+            template = state.get("ipu_state") or {}
+            fresh = moments.to_device(self._saved_moments or {}, template, self.config.optimizer.kind, _PREFIX)
+            moments.put_scale(fresh, self._saved_scale)
             self.optimizer.load_state_dict({**state, "ipu_state": fresh, "ipu_param": state.get("ipu_param") or {}})
         if self._saved_random is not None:
             self.executor.rng_state = self._saved_random
-        self._saved_moments = self._saved_random = None
+        self._saved_moments = self._saved_random = self._saved_scale = None
 
     def attach(self) -> None:
         """Take the IPUs for training (the first training call does so by itself)."""
@@ -266,16 +269,20 @@ class PopTorchEngine:
         self._saved_moments = {name: dict(entry) for name, entry in state["state"].items() if entry}
 
     def state_dict(self) -> Dict[str, Any]:
-        """Updates made and the device's random state, as plain JSON."""
-        random = self._saved_random
+        """Updates made, the device's random state and what automatic loss scaling came to, as plain JSON."""
+        random, scale = self._saved_random, self._saved_scale
         if self.executor is not None and self.executor.isCompiled():
             random = [int(word) for word in self.executor.rng_state]
-        return {"update": self.update, "scale": None, "ipu": {"rng": random}}
+            if self.config.ipu.loss_scaling == "auto":
+                with self._failures():
+                    scale = moments.scale_of(self.optimizer.state_dict().get("ipu_state"))
+        return {"update": self.update, "scale": None, "ipu": {"rng": random, "scale": scale}}
 
     def load_state_dict(self, state: Dict[str, Any]) -> None:
         """Take over what any engine's `state_dict` returned."""
         self.update = int(state["update"])
-        self._saved_random = (state.get("ipu") or {}).get("rng")
+        own = state.get("ipu") or {}
+        self._saved_random, self._saved_scale = own.get("rng"), own.get("scale")
 
 
 def _names_in(optimizer: torch.optim.Optimizer, model: nn.Module) -> List[List[str]]:
