@@ -10,6 +10,7 @@ from typing import Callable, Dict, Optional, Sequence, Tuple, Union
 
 import torch
 
+from ipu_lean.config.layer_kinds import automatic_buckets
 from ipu_lean.errors import ConfigError
 from ipu_lean.nn.attention import host
 from ipu_lean.nn.positions.table import PositionTable
@@ -32,11 +33,7 @@ def bucket_factors(seq: int, chunk: int, buckets: Buckets = None, longest: Optio
         if not factors or any(factor < 2 or factor % 2 for factor in factors):
             raise ConfigError("bucket counts (factors) are even numbers, at least 2", key="model.lsh.buckets", value=buckets)
         return factors
-    power = max(2 * (seq // chunk), 2).bit_length() - 1
-    limit = 2 * max(int(((longest or seq) // chunk) ** 0.5), chunk)
-    if 2**power <= limit:
-        return (2**power,)
-    return (2 ** (power // 2), 2 ** (power - power // 2))
+    return automatic_buckets(seq, chunk, longest or seq)
 
 
 def columns_needed(longest: int, chunk: int, buckets: Buckets = None) -> int:
