@@ -161,3 +161,10 @@ def test_the_classifier_tells_documentation_from_code(tmp_path):
     summary = train("classifier_tiny.yaml", tmp_path)
     valid = summary["metrics"]["eval"]["valid"]
     assert valid["accuracy"] > 0.75 and valid["tokens"] > 200
+
+
+def test_the_tiny_reformer_trains_on_the_emulator(tmp_path):
+    """Rotations are redrawn with every call of the device."""
+    summary = train("reformer_tiny_ipu.yaml", tmp_path)
+    assert (summary["steps"], summary["device"]) == (20, "ipu-emulated")
+    assert summary["metrics"]["eval"]["valid"]["loss"] < summary["metrics"]["first_loss"] - 1

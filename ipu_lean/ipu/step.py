@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Any, Tuple
+from typing import Any, Callable, List, Optional, Tuple
 
 import torch
 from torch import nn
 
 from ipu_lean.config import Config
 from ipu_lean.config.layout import is_half
+from ipu_lean.ipu import rotations
 from ipu_lean.models import TrainStep
+from ipu_lean.nn import LSHSelfAttention
 
 
 class PopTrainStep(TrainStep):
@@ -30,9 +32,29 @@ class PopTrainStep(TrainStep):
         model.set_attention("explicit")
         model.set_loss(chunk=model.loss_chunk, plain=True)
         model.set_engine("store")
+        self._choose_orders(None)
+        self._held: Tuple[Any, ...] = ()
 
-    def forward(self, tokens: torch.Tensor, labels: torch.Tensor) -> Tuple[torch.Tensor, torch.Tensor]:
+    def _choose_orders(self, remember: Optional[Callable[..., Any]]) -> None:
+        """Hashed attention counts its tokens in place of sorting them, and has the order kept by `remember`, if by any."""
+        for module in self.model.modules():
+            if isinstance(module, LSHSelfAttention):
+                module.sorting, module.remember = "counting", remember
+
+    def hold_rotations(self) -> List[str]:
+        """Have copies of the model's random rotations as buffers of the step, by names that it returns; forward reads those."""
+        self._held = rotations.sources(self.model)
+        found = rotations.fresh(self._held)
+        for name, tensor in found:
+            self.register_buffer(name, tensor, persistent=False)
+        return [name for name, _ in found]
+
+    def forward(self, tokens: torch.Tensor, labels: torch.Tensor) -> Tuple[torch.Tensor, ...]:
         """Integers `[micro, seq]` twice."""
+        with rotations.given(self, self._held):
+            return self._run(tokens, labels)
+
+    def _run(self, tokens: torch.Tensor, labels: torch.Tensor) -> Tuple[torch.Tensor, ...]:
         loss, sums = super().forward(tokens, labels)
         return self._mark(loss.float()), sums
 

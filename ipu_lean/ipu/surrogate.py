@@ -19,6 +19,7 @@ from ipu_lean.errors import ConfigError, RunError
 from ipu_lean.ipu.placement import rows_of
 from ipu_lean.ipu.step import PopTrainStep
 from ipu_lean.ipu.walk import Walk
+from ipu_lean.reversible import remember
 from ipu_lean.reversible.vjp import Underivable
 
 
@@ -35,6 +36,7 @@ class SurrogateStep(PopTrainStep):
 
     def __init__(self, model: nn.Module, poptorch: Any, config: Config) -> None:
         super().__init__(model, poptorch)
+        self._choose_orders(remember)  # made in the walk forward, found again in the walk back
         rows = rows_of(model, config)
         begin = poptorch.Block.start if len({row.ipu for row in rows}) > 1 else None
         self._tracing = poptorch.isRunningOnIpu
@@ -56,10 +58,9 @@ class SurrogateStep(PopTrainStep):
         super().__setstate__(state)
         self._walk[0].prepare(*self._prepared)
 
-    def forward(self, tokens: Tensor, labels: Tensor) -> Tuple[Tensor, ...]:
-        """Integers `[micro, seq]` twice."""
+    def _run(self, tokens: Tensor, labels: Tensor) -> Tuple[Tensor, ...]:
         if not self.training:
-            return super().forward(tokens, labels)
+            return super()._run(tokens, labels)
         if self._tracing() and tuple(tokens.shape) != self._prepared:
             raise RunError(
                 f"the surrogate backward pass was derived for micro-batches of {self._prepared[0]} x {self._prepared[1]} tokens, "

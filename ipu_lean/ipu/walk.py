@@ -13,7 +13,9 @@ from torch import Tensor, fx, nn
 
 from ipu_lean.ipu.emulator import optable
 from ipu_lean.ipu.placement import Row
+from ipu_lean.models.reformer import pad
 from ipu_lean.reversible.module_vjp import ModuleVJP, draw
+from ipu_lean.reversible.routing import kwargs_for
 from ipu_lean.reversible.vjp import Evaluation, Pullback, derive
 
 Begin = Callable[[str, int], None]
@@ -34,17 +36,18 @@ class HalfStep(NamedTuple):
 
 
 class Chosen(NamedTuple):
-    """What is the same in both walks: the dropouts' masks, and discrete decisions (which tokens attend to which)."""
+    """What is the same in both walks: dropouts' masks, discrete decisions (which tokens attend to which), keyword arguments."""
 
     masks: Sequence[Tensor]
     decisions: Sequence[Tensor]
+    kwargs: Dict[str, Tensor]
 
 
 def has_handler(node: fx.Node) -> bool:
     """Whether PopTorch lowers an operation and honours its arguments."""
     name = node.target._schema.name  # type: ignore[union-attr]
     accumulates = "index_put" in name and (node.args[3] if len(node.args) > 3 else node.kwargs.get("accumulate", False))
-    return optable.has_handler(name) and not accumulates
+    return optable.has_handler(name) and not accumulates and node.kwargs.get("rounding_mode") is None
 
 
 class Head(nn.Module):
@@ -171,14 +174,20 @@ class Walk:
         weight = next(self.model.parameters())
         x0 = torch.empty(rows, seq, self.model.spec.width, dtype=_stream_type(weight.dtype), device="meta")
         labels = torch.empty(rows, seq, dtype=torch.int32, device="meta")
+        x0, given = self._padded(x0)
         a, b = self._enter(x0).outputs
         for branch, step, _, _ in self.half_steps():
             z = self._read(a, b, step).outputs[0]
-            fx = self.vjp(branch).pullback((z.to(weight.dtype),)).outputs[0]
+            fx = self.vjp(branch).pullback((z.to(weight.dtype),), kwargs_for(branch, given)).outputs[0]
             a, b = self._forward(a, b, fx.to(a.dtype), step).outputs
-        h = self.vjp(self.leave).pullback((a, b, x0)).outputs[0].to(weight.dtype)
+        h = self.vjp(self.leave).pullback((a, b, x0)).outputs[0][:, :seq].to(weight.dtype)
         y = self.vjp(self.model.norm).pullback((h,)).outputs[0]
         self.vjp(self.head).pullback((y,), {"labels": labels})
+
+    def _padded(self, x0: Tensor) -> Tuple[Tensor, Dict[str, Tensor]]:
+        """The stack's input in a length that its layers can take, and what they are told about it."""
+        x0, present = pad(x0, None, self.model.spec.padded_length(x0.shape[1]))
+        return x0, {} if present is None else {"present": present}
 
     def half_steps(self) -> List[HalfStep]:
         """All of them, in execution order."""
@@ -204,19 +213,20 @@ class Walk:
         """Integers `[micro, seq]` twice -> (the model's loss, its sums, the surrogate whose derivative is the loss's)."""
         model, coupling, products = self.model, self.model.layers.coupling, Products()
         e = model.embed(tokens)
-        low = e.dtype
-        x0 = e.detach().to(_stream_type(low))
+        low, seq = e.dtype, e.shape[1]
+        x0, given = self._padded(e.detach().to(_stream_type(low)))
         (a, b), chosen = model.layers.enter(x0), []
         for branch, step, place, _ in self.half_steps():
             self._stand(place)
             z = coupling.read(a, b, step).to(low)
-            masks = draw(self.vjp(branch).masks((z,)), z)
-            branched = self.evaluate(branch, z, masks, pull=False)
-            chosen.append(Chosen(masks, branched.decisions))
+            kwargs = kwargs_for(branch, given)
+            masks = draw(self.vjp(branch).masks((z,), kwargs), z)
+            branched = self.evaluate(branch, z, masks, False, kwargs)
+            chosen.append(Chosen(masks, branched.decisions, kwargs))
             a, b = coupling.forward(a, b, branched.values[0].to(a.dtype), step)
         leave = self.vjp(self.leave).begin((a, b, x0))
-        loss, sums, dh = self._top(leave.values[0].to(low), labels, products)
-        da, db, dx0, *gates = leave.pull(dh.to(x0.dtype))
+        loss, sums, dh = self._top(_cut(leave.values[0], seq).to(low), labels, products)
+        da, db, dx0, *gates = leave.pull(pad(dh.to(x0.dtype), None, x0.shape[1])[0])
         products.add(self.vjp(self.leave).parameters(), gates)
         da, db = _or_zeros(da, a), _or_zeros(db, b)
         for half in reversed(self.half_steps()):
@@ -226,7 +236,7 @@ class Walk:
         de = _sum(self._enter(x0).gradients_at((x0,), (da, db))[0], dx0)
         self._stand(0, back=True)
         if de is not None:
-            products.add((e,), (de,))
+            products.add((e,), (_cut(de, seq),))
         assert products.total is not None
         return loss.detach(), sums.detach(), products.total / self.scale
 
@@ -257,7 +267,7 @@ class Walk:
         coupling, vjp, step = self.model.layers.coupling, self.vjp(half.branch), half.step
         z = coupling.read_back(a, b, step) if known is None else coupling.read(*known, step)
         low = next((weight.dtype for weight in vjp.parameters()), z.dtype)
-        branched = self.evaluate(half.branch, z.to(low), chosen.masks, decisions=chosen.decisions)
+        branched = self.evaluate(half.branch, z.to(low), chosen.masks, True, chosen.kwargs, chosen.decisions)
         fx = branched.values[0].to(a.dtype)
         a, b = coupling.inverse(a, b, fx, step) if known is None else known
         da, db, dfx = self._forward(a, b, fx, step).gradients_at((a, b, fx), (da, db))
@@ -282,6 +292,10 @@ def _as_tuple(value: Any) -> Tuple[Tensor, ...]:
 def _stream_type(dtype: torch.dtype) -> torch.dtype:
     """Streams are float32 where weights are fp16: rebuilding them in fp16 would lose about a percent in twelve layers."""
     return torch.float32 if dtype == torch.float16 else dtype
+
+
+def _cut(x: Tensor, seq: int) -> Tensor:
+    return x if x.shape[1] == seq else x[:, :seq]
 
 
 def _or_zeros(gradient: Optional[Tensor], like: Tensor) -> Tensor:

@@ -60,11 +60,15 @@ def boundary_bytes(workload: Workload) -> int:
     return workload.tokens * workload.network.boundary * workload.element
 
 
-def layer_bytes(workload: Workload) -> int:
-    """What one layer needs for its gradients: with 16 bits and the usual feed-forward, 34 d + 5 h s bytes a token (Korthikanti et
-    al. 2022), scores written out.
+def layer_bytes(workload: Workload, number: int = 0) -> int:
+    """What a layer needs for its gradients: with 16 bits, full attention and the usual feed-forward, 34 d + 5 h s bytes a token
+    (Korthikanti et al. 2022), scores written out. Local and hashed attention: chunked.py.
     """
     network, size = workload.network, workload.element
+    chunked = network.chunked[number] if network.chunked else None
+    if chunked is not None:
+        kept = chunked.kept(size) + size * network.working
+        return workload.tokens * (max(chunked.working(size), kept) + network.masks)
     scores = network.heads * network.seq * (2 * size + 1)
     return workload.tokens * (size * network.saved + network.masks + scores)
 
@@ -118,8 +122,9 @@ def _stash(workload: Workload, stage: Stage) -> int:
     network, border = workload.network, boundary_bytes(workload)
     if not stage.layers:  # gradients of an embedding need its tokens only, those of positions nothing
         return workload.tokens * network.hidden * workload.element * stage.depth if stage.heads else 0
-    if workload.surrogate:
-        return border  # both streams at the end, which the walk back turns into their own inputs
+    if workload.surrogate:  # both streams at the end, which the walk back turns into their own inputs, and orders of tokens
+        orders = sum(network.chunked[number].order for number in stage.layers if network.chunked and network.chunked[number])
+        return border + workload.tokens * orders
     enters = workload.tokens * network.entry * workload.element if network.entry and 0 in stage.layers else border
     blocks = -(-len(stage.layers) // network.block) if workload.every_layer and workload.recomputed else 0
     return (enters + blocks * border) * stage.depth
@@ -128,10 +133,11 @@ def _stash(workload: Workload, stage: Stage) -> int:
 def _live(workload: Workload, stage: Stage, parameters: int) -> int:
     if not stage.layers:
         return 0
+    each, block = [layer_bytes(workload, number) for number in stage.layers], workload.network.block
+    largest = max(sum(each[first : first + block]) for first in range(0, len(each), block))
     if workload.surrogate:  # one block's derivative, and the gradients until the update
-        return layer_bytes(workload) * workload.network.block + parameters * workload.element
-    one_at_a_time = workload.every_layer and workload.recomputed
-    return layer_bytes(workload) * (workload.network.block if one_at_a_time else len(stage.layers))
+        return largest + parameters * workload.element
+    return largest if workload.every_layer and workload.recomputed else sum(each)
 
 
 def _logits(workload: Workload) -> int:

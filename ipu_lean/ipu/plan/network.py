@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import List, Optional, Set, Tuple
+from typing import Dict, List, Optional, Set, Tuple
 
-from ipu_lean.config import Config, derived
+from ipu_lean.config import Config, ModelConfig, derived, layer_kinds
 from ipu_lean.config.ipu_rules import IPU_PRECISIONS
 from ipu_lean.config.layout import IPU_DEVICES, accumulator, first_moment, is_half, layout, stages
 from ipu_lean.errors import ConfigError
+from ipu_lean.ipu.plan.chunked import Chunked
 from ipu_lean.ipu.plan.machine import MATMUL_PROPORTION, PODS
 from ipu_lean.ipu.plan.workload import Network, Workload
 
@@ -92,7 +93,7 @@ def _head(config: Config) -> int:
     if model.head == "classifier":
         bias = int(model.bias)
         return (hidden + bias) * model.width + (model.width + bias) * vocab
-    return 0 if derived.tied(model) else hidden * vocab
+    return 0 if derived.tied(model) else (hidden + int(model.readout_bias)) * vocab
 
 
 def _on_pod(workload: Workload, pod: int) -> Workload:
@@ -130,39 +131,72 @@ def _gpt(config: Config) -> Network:
     gated, affine = model.activation in _GATED, model.stack.kind == "reversible" and model.stack.coupling == "affine"
     bias, norm = int(model.bias), 2 if model.norm == "layernorm" else 1
     branches = 2 * (2 if model.sandwich else 1) * norm * width + (2 * (width * width + bias * width) if affine else 0)
-    attention = 4 * (width * width + bias * width)
     up = 2 if gated else 1
     feed_forward = (up + 1) * width * ffn + bias * (up * ffn + width)
-    positions = model.seq * model.width if model.positions == "learned" else 0
+    extras = ((2 if model.sandwich else 0) + (2 if affine else 0)) * width
+    seq = layer_kinds.padded_length(model, model.seq)
     # Norm inputs, q, k, v, what enters the output projection, what enters the feed-forward: 8 d. Before and after the activation:
     # 2 f, with a gate also the other factor and the product.
-    saved = (8 + (2 if model.sandwich else 0) + (2 if affine else 0)) * width + (4 if gated else 2) * ffn
+    saved = 4 * (width + derived.attention_width(model)) + extras + (4 if gated else 2) * ffn
     return Network(
-        layers=_layers(config, attention + feed_forward + branches),
+        layers=_layers(config, feed_forward + branches),
         boundary=2 * width if model.stack.kind == "reversible" else width,
         entry=model.width,
         hidden=hidden,
         saved=saved,
         masks=2 * width,
         heads=derived.heads(model),
-        seq=model.seq,
+        seq=seq,
         vocab=vocab_of(config),
-        embedding=rows * model.width + positions,
+        embedding=rows * model.width + _positions(model),
         norm=norm * hidden,
         head=_head(config),
-        labels=1 if model.head == "classifier" else 0,
+        labels=1 if model.head == "classifier" else model.seq if model.seq < seq else 0,
         block=2 if model.stack.order == "aaff" else 1,
+        chunked=_chunked(model, seq),
+        working=extras + (6 if gated else 4) * ffn,
     )
 
 
-def _layers(config: Config, each: int) -> Tuple[int, ...]:
-    """Parameters that each layer adds: a shared one at its first visit."""
+def _positions(model: ModelConfig) -> int:
+    """Parameters of learned positions: a row for each, or one for each row and each column of a grid."""
+    if model.positions == "axial":
+        return sum(count * dims for count, dims in zip(layer_kinds.axial_shape(model), layer_kinds.axial_dims(model)))
+    return model.seq * model.width if model.positions == "learned" else 0
+
+
+def _chunked(model: ModelConfig, seq: int) -> Tuple[Optional[Chunked], ...]:
+    """Local and hashed attention of each layer; () if all are full."""
+    kinds = layer_kinds.kinds(model)
+    if set(kinds) == {"full"}:
+        return ()
+    heads, inner = derived.heads(model), derived.attention_width(model)
+    whole = {"local": model.local.chunk, "lsh": layer_kinds.full_below(model)}
+    made: Dict[str, Optional[Chunked]] = {"full": None}
+    for kind, part in (("local", model.local), ("lsh", model.lsh)):
+        if seq <= whole[kind]:
+            made[kind] = Chunked(kind == "lsh", heads, inner, seq)
+        else:
+            window, rounds = part.before + 1 + part.after, model.lsh.hashes if kind == "lsh" else 1
+            made[kind] = Chunked(kind == "lsh", heads, inner, part.chunk * window, window, rounds)
+    return tuple(made[kind] for kind in kinds)
+
+
+def _attention(model: ModelConfig, kind: str) -> int:
+    """Parameters of a layer's projections; hashed attention has one for queries and keys."""
+    width, inner, bias = derived.stack_width(model), derived.attention_width(model), int(derived.attention_bias(model))
+    return (2 if kind == "lsh" else 3) * (width + bias) * inner + (inner + bias) * width
+
+
+def _layers(config: Config, rest: int) -> Tuple[int, ...]:
+    """Parameters that each layer adds, `rest` beside its attention's: a shared one at its first visit."""
     model, inner = config.model, config.model.num_inner_groups
+    kinds = layer_kinds.kinds(model)
     seen: Set[Tuple[int, int]] = set()
     found = []
     for place in range(model.depth):
         key = (derived.group_of_visit(model, place // inner), place % inner)
-        found.append(0 if key in seen else each)
+        found.append(0 if key in seen else rest + _attention(model, kinds[place]))
         seen.add(key)
     return tuple(found)
 

@@ -13,10 +13,11 @@ RATE = 80e12  # useful fp16 operations a second on an IPU: a third of the peak o
 def stage_operations(workload: Workload, stage: Stage) -> int:
     """Operations of one micro-batch's forward pass: two for each weight and token, and attention's two products."""
     network = workload.network
-    attention = 4 * network.seq * network.hidden if network.heads else 0
-    each = 2 * max(network.layers) + attention
+    full = 4 * network.seq * network.hidden if network.heads else 0
+    chunked = [network.chunked[number] if network.chunked else None for number in stage.layers]
+    attention = sum(full if layer is None else layer.work for layer in chunked)
     readout = 2 * network.hidden * network.vocab * workload.labels if stage.heads else 0
-    return workload.tokens * each * len(stage.layers) + readout
+    return workload.tokens * (2 * max(network.layers) * len(stage.layers) + attention) + readout
 
 
 def update_seconds(workload: Workload) -> float:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Optional, Tuple
 
+from ipu_lean.ipu.plan.chunked import Chunked
 from ipu_lean.ipu.plan.machine import MATMUL_PROPORTION
 
 
@@ -23,6 +24,8 @@ class Network:
         heads: rows of attention scores; 0 without attention.
         seq: tokens in a row. vocab: numbers in a token's logits.
         block: layers between two checkpoints; 2 with order `aaff`.
+        chunked: for each layer in execution order its local or hashed attention, None for a full one; () if all are full.
+        working: numbers that move while gradients of a layer's feed-forward are taken; read for chunked layers only.
         labels: labels in a row (1 for images, 0: as many as tokens). input_bytes: of one token (or image) as the host sends it.
     """
 
@@ -41,6 +44,8 @@ class Network:
     entry: int = 0
     labels: int = 0
     input_bytes: int = 4
+    chunked: Tuple[Optional[Chunked], ...] = ()
+    working: int = 0
 
     @property
     def parameters(self) -> int:

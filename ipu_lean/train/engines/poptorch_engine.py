@@ -22,6 +22,7 @@ from ipu_lean.ipu.dist import Distribution
 from ipu_lean.ipu.failures import explain, waiting
 from ipu_lean.ipu.guard import HostGuard
 from ipu_lean.ipu.plan.advice import out_of_memory
+from ipu_lean.ipu.rotations import Redraw
 from ipu_lean.optim import Schedule, apply_schedule
 from ipu_lean.train.engines.protocol import Batch, DeviceFailure, StepResult
 from ipu_lean.train.world import World
@@ -71,6 +72,9 @@ class PopTorchEngine:
         self.step = make_step(self.model, config, poptorch)
         distribution = Distribution.current(config)
         self.options = make_options(config, poptorch, distribution.fresh_options, self.local_replicas)
+        self._redraw = Redraw(self.step, config)
+        if self._redraw.names:
+            self.options.train.updatableNamedBuffers(self._redraw.names)
         self.optimizer: Any = None
         self.executor: Any = None
         self.evaluator: Any = None
@@ -108,7 +112,12 @@ class PopTorchEngine:
         factor = self.schedule.lr_at(self.update, iterations)
         with self._failures():
             self._guard.check(self.executor)
+            draw, attached = self._redraw.due(self.update), self.executor.isAttachedToDevice()
+            if draw is not None:
+                self._redraw.write(draw)
             self._begin(self.executor, inputs)
+            if draw is not None and attached:  # else it went along with the weights
+                self._redraw.send(self.executor, self.optimizer)
             if factor != self._factor:
                 apply_schedule(self.optimizer, factor)
                 self.executor.setOptimizer(self.optimizer)
@@ -205,6 +214,7 @@ class PopTorchEngine:
                     executor.destroy()
         self.executor = self.evaluator = None
         self.placement.remove()
+        self._redraw.release()
 
     @contextlib.contextmanager
     def _failures(self) -> Iterator[None]:
@@ -283,6 +293,10 @@ class PopTorchEngine:
         self.update = int(state["update"])
         own = state.get("ipu") or {}
         self._saved_random, self._saved_scale = own.get("rng"), own.get("scale")
+        draw = self._redraw.due(max(0, self.update - 1))  # the one that stood when it was saved
+        if draw is not None:
+            self.detach()  # whoever attaches next sends it
+            self._redraw.write(draw)
 
 
 def _names_in(optimizer: torch.optim.Optimizer, model: nn.Module) -> List[List[str]]:
