@@ -107,7 +107,9 @@ def _branches(config: Config, tokens: int) -> Tuple[int, int, int]:
     attention = tokens * width * (stream + 5 * element)
     if derived.attention(config) == "explicit":
         scores = tokens * derived.heads(model) * model.seq
-        attention += scores * (element if config.precision != "bf16-mixed" else 6) + tokens * width * element
+        # On a GPU autocast takes the softmax in fp32, and casts its result.
+        twice = config.device == "gpu" and config.precision.endswith("mixed")
+        attention += scores * (6 if twice else element) + tokens * width * element
     chunk = min(config.memory.ffn_chunk or tokens, tokens)
     inner = (4 if model.activation in GATED else 2) * element * ffn
     feed_forward = tokens * width * (stream + element)

@@ -19,11 +19,12 @@ _COLOURS = {
 
 
 def plot_memory(metrics: Dict[str, Any], path: Path, name: str) -> Path:
-    """Gigabytes by kind: for each mode what the formula says (left) and what was measured (right, hatched)."""
+    """Gigabytes (or megabytes) by kind: for each mode what the formula says (left) and what was measured (right, hatched)."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
     rows = [row for row in metrics["modes"] if row["predicted"]]
+    unit, scale = ("GB", 1e9) if metrics["parameters"] >= 1e8 else ("MB", 1e6)
     # Figure and canvas by hand: pyplot would pick (and keep) a backend for the whole process.
     figure = Figure(figsize=(max(6.0, 2.2 + 0.8 * len(rows)), 5.0), dpi=110)
     FigureCanvasAgg(figure)
@@ -32,7 +33,7 @@ def plot_memory(metrics: Dict[str, Any], path: Path, name: str) -> Path:
         shown = [(place, row[side]) for place, row in enumerate(rows) if row[side]]
         below: List[float] = [0.0] * len(shown)
         for kind in (*KINDS, "copies", "activations"):
-            heights = [(part[kind] or 0) / 1e9 for _, part in shown]
+            heights = [(part[kind] or 0) / scale for _, part in shown]
             label = kind if side == "predicted" else None
             places = [place + offset for place, _ in shown]
             style = {"color": _COLOURS[kind], "label": label, "hatch": hatch, "edgecolor": "white", "linewidth": 0.3}
@@ -40,7 +41,7 @@ def plot_memory(metrics: Dict[str, Any], path: Path, name: str) -> Path:
             below = [low + height for low, height in zip(below, heights)]
     axes.set_xticks(range(len(rows)))
     axes.set_xticklabels([row["mode"] for row in rows], rotation=40, ha="right", fontsize=8)
-    axes.set_ylabel("GB")
+    axes.set_ylabel(unit)
     both = "predicted" if metrics["predicted_only"] else "left: predicted, right: measured"
     axes.set_title(f"{name}: {metrics['parameters']:,} parameters on {metrics['device']} ({both})", fontsize=9)
     axes.legend(fontsize=7)

@@ -6,13 +6,13 @@ from typing import Any, Dict, List, Optional
 
 from ipu_lean.train.memory.footprint import KINDS
 
-_GIGA = 1e9
 _SHORT = {"compensation": "kept"}
 
 
 def format_table(metrics: Dict[str, Any]) -> str:
-    """Bytes a parameter by kind, then what they come to in gigabytes."""
+    """Bytes a parameter by kind, then what they come to in gigabytes (a small model: megabytes)."""
     count = metrics["parameters"]
+    unit, scale = ("GB", 1e9) if count >= 1e8 else ("MB", 1e6)
     size = f"micro-batch of {metrics['rows']} rows" + (f" x {metrics['seq']} tokens" if metrics["seq"] > 1 else "")
     lines = [
         f"{count:,} parameters, the largest tensor has {metrics['largest']:,}; {size}; {metrics['device']}",
@@ -20,8 +20,8 @@ def format_table(metrics: Dict[str, Any]) -> str:
         "bytes a parameter; gradients: the most alive at once; kept: what a 16-bit weight cannot hold",
         *_aligned([_head(), *(_bytes(row, count) for row in metrics["modes"]), *_ipu_row(metrics["ipu"])]),
         "",
-        "GB; copies: of weights, by autocast or to join or scale matrices; peak: of a whole update",
-        *_aligned([_gigabyte_head(), *(_gigabytes(row) for row in metrics["modes"] if row["predicted"])]),
+        f"{unit}; copies: of weights, by autocast or to join or scale matrices; peak: of a whole update",
+        *_aligned([_size_head(), *(_sizes(row, scale) for row in metrics["modes"] if row["predicted"])]),
     ]
     refused = [f"{row['mode']}: {row['status']}: {row['reason']}" for row in metrics["modes"] if row["status"] != "ok"]
     return "\n".join([*lines, *([""] if refused else []), *refused, *_plan_line(metrics["ipu"])])
@@ -40,21 +40,21 @@ def _bytes(row: Dict[str, Any], count: int) -> List[str]:
     return [row["mode"], *(f"{formula[kind] / count:.2f}" for kind in KINDS), f"{formula['bytes_per_parameter']:.2f}", *measured]
 
 
-def _gigabyte_head() -> List[str]:
+def _size_head() -> List[str]:
     pairs = [f"{name} {what}" for name in ("held", "copies", "activations", "peak") for what in ("predicted", "measured")]
     return ["mode", *pairs]
 
 
-def _gigabytes(row: Dict[str, Any]) -> List[str]:
+def _sizes(row: Dict[str, Any], scale: float) -> List[str]:
     formula, found = row["predicted"], row["measured"] or {}
     cells = [row["mode"]]
     for name in ("held", "copies", "activations", "peak"):
-        cells += [_text(formula[name]), _text(found.get(name))]
+        cells += [_text(formula[name], scale), _text(found.get(name), scale)]
     return cells
 
 
-def _text(value: Optional[float]) -> str:
-    return "-" if value is None else f"{value / _GIGA:.3f}"
+def _text(value: Optional[float], scale: float) -> str:
+    return "-" if value is None else f"{value / scale:.2f}"
 
 
 def _ipu_row(ipu: Dict[str, Any]) -> List[List[str]]:
