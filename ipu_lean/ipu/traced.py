@@ -73,7 +73,8 @@ def _surrogate(plan: Plan, config: Config) -> IpuMemory:
 def _trace(config: Config) -> Tuple[Trace, Any]:
     """(trace of the training step for one micro-batch, options)."""
     poptorch = load_poptorch("ipu-emulated")
-    memory = config.memory.model_copy(update={"engine": "auto"})
+    python_only = {"engine": "auto", "ffn_chunk": 0, "attention_heads_at_once": 0, "keep_last": 0, "segments": None}
+    memory = config.memory.model_copy(update=python_only)
     ipu = config.ipu.model_copy(update={"offline_target": None})
     batch = config.batch.model_copy(update={"accumulation": 1, "replicas": 1, "device_iterations": 1})
     small = config.model_copy(update={"memory": memory, "ipu": ipu, "batch": batch})

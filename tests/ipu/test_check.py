@@ -37,6 +37,9 @@ def test_shipped_configurations(name: str) -> None:
         assert [finding.rule for finding in result.findings] == ["config"] and "no bf16" in result.findings[0].message
         memory = config.memory.model_copy(update={"engine": "auto"})
         result = check(config.model_copy(update={"precision": "fp32", "memory": memory}))
+    if config.memory.ffn_chunk:
+        assert [finding.rule for finding in result.findings] == ["config"] and "ffn_chunk" in result.findings[0].message
+        result = check(config.model_copy(update={"memory": config.memory.model_copy(update={"ffn_chunk": 0})}))
     assert result.verdict == "pass", format_check(result)
     assert all(row["handler"] != "none" for row in result.found.ops)
 
