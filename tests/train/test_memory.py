@@ -74,6 +74,7 @@ SETTINGS: Dict[str, Any] = {
     "gated, untied": {"model": {"stack": {"kind": "residual"}, "activation": "swiglu", "tied": False}},
     "feed-forward in pieces": {"memory": {"engine": "store", "ffn_chunk": 64}},
     "loss in chunks": {"memory": {"loss_chunk": 32}},
+    "mostly vocabulary": {"model": {"width": 256, "depth": 2, "seq": 16}, "batch": {"micro": 1}},
     "wide and short": {"model": {"width": 512, "heads": 8, "seq": 16}, "batch": {"micro": 1}},
 }
 

@@ -94,9 +94,12 @@ def _gpt(config: Config, vocab: int) -> int:
     made = 2 * weight if config.precision.endswith("mixed") else weight  # through a cast
     work = 2 * stream * width * tokens + (1 + up) * ffn * element * chunk + made * width * ffn
     begin, later = _loss(config, tokens, hidden, vocab)
-    pending = weight * vocab * model.width if derived.tied(model) else 0
+    # A tied matrix waits for the embedding's part of its gradient; in the end there are both and their sum.
+    matrix, tied = weight * vocab * model.width, derived.tied(model)
     ends = 2 * tokens * hidden * stream
-    return max(kept + ends + begin, kept + alive + pending + work, pending + weight * vocab * model.width, kept + ends + later)
+    during = max(kept + ends + begin, kept + alive + (matrix if tied else 0) + work, kept + ends + later)
+    end = (3 if tied else 1) * matrix
+    return end if end > during + (copy_bytes(config, vocab) or 0) else during  # of copies of weights nothing is left at the end
 
 
 def _branches(config: Config, tokens: int) -> Tuple[int, int, int]:

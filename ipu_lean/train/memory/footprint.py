@@ -73,9 +73,9 @@ def predicted(config: Config, sizes: List[int], vocab: int) -> Footprint:
     found = Footprint(count * weight, alive * gradient, count * moments, count * kept, copies, activations)
     peak = None
     if activations is not None and copies is not None:
-        # Activations are most before the first gradient is there. At the end there are the last gradients, for a tied matrix
-        # in two parts, or what torch's optimizers make in passing, of a tensor's size each.
-        pair = gradient * vocab * config.model.width if derived.tied(config.model) else 0
+        # Activations are most before the first gradient is there. At the end there are all gradients, for a tied matrix two
+        # parts beside their sum, or what torch's optimizers make in passing, of a tensor's size each.
+        pair = 2 * gradient * vocab * config.model.width if derived.tied(config.model) else 0
         passing = 0 if config.precision == "bf16-pure" else 2 * weight * max(sizes)
         peak = found.held - found.gradients + max(copies + activations, found.gradients + max(pair, passing))
     return Footprint(**{**asdict(found), "peak": peak})
