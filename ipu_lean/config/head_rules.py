@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from ipu_lean.config.data import DataConfig
-from ipu_lean.config.layout import IPU_DEVICES
 from ipu_lean.config.model import ModelConfig
 from ipu_lean.config.root import Config
 from ipu_lean.config.train import SampleConfig
@@ -92,13 +91,6 @@ def _labelled(config: Config) -> None:
                 value=getattr(data, name),
                 suggestion="remove it",
             )
-    if config.device in IPU_DEVICES and config.memory.ipu_backward == "surrogate":
-        raise ConfigError(
-            "a classifier's padding does not reach the surrogate's backward pass",
-            key="memory.ipu_backward",
-            value="surrogate",
-            suggestion="use `memory.ipu_backward: recompute`",
-        )
 
 
 def _only(reader: str, key: str, value: object) -> ConfigError:

@@ -13,6 +13,7 @@ from torch import Tensor, fx, nn
 
 from ipu_lean.ipu.emulator import optable
 from ipu_lean.ipu.placement import Row
+from ipu_lean.ipu.walk_parts import Head, Leave, Products
 from ipu_lean.models.reformer import pad
 from ipu_lean.reversible.module_vjp import ModuleVJP, draw
 from ipu_lean.reversible.routing import kwargs_for
@@ -48,68 +49,6 @@ def has_handler(node: fx.Node) -> bool:
     name = node.target._schema.name  # type: ignore[union-attr]
     accumulates = "index_put" in name and (node.args[3] if len(node.args) > 3 else node.kwargs.get("accumulate", False))
     return optable.has_handler(name) and not accumulates and node.kwargs.get("rounding_mode") is None
-
-
-class Head(nn.Module):
-    """Hidden states after the final norm -> the model's loss and sums, as a module of its own."""
-
-    def __init__(self, model: nn.Module) -> None:
-        super().__init__()
-        self.model = model
-
-    def forward(self, h: Tensor, labels: Tensor) -> Tuple[Tensor, Tensor]:
-        """`[micro, seq, width]`, integers `[micro, seq]`."""
-        return self.model.loss(h, labels)
-
-    def names(self) -> List[str]:
-        """The parameters that it reads: the readout's, which may be the embedding's."""
-        own = getattr(self.model.readout, "tensors", self.model.readout.parameters)
-        read = {id(tensor) for tensor in own()}
-        return [name for name, parameter in self.named_parameters() if id(parameter) in read]
-
-
-class Leave(nn.Module):
-    """The two streams after the last block and the stack's input -> the stack's result."""
-
-    def __init__(self, stack: nn.Module) -> None:
-        super().__init__()
-        self.stack = stack
-
-    def forward(self, a: Tensor, b: Tensor, x0: Tensor) -> Tensor:
-        """Streams."""
-        return self.stack.leave(a, b, x0)
-
-    def names(self) -> List[str]:
-        """The parameters that it reads: a learned gate's."""
-        return [name for name, _ in self.named_parameters() if not name.startswith("stack.blocks.")]
-
-
-class Products:
-    """The sum of weight times gradient over the weights, in float32 or better: its derivative is the gradients.
-
-    What several visits give to one weight is added up first, so that one copy is kept.
-    """
-
-    def __init__(self) -> None:
-        self._gradients: Dict[int, Tensor] = {}
-        self.total: Optional[Tensor] = None
-
-    def add(self, weights: Sequence[Tensor], gradients: Sequence[Optional[Tensor]], last: bool = True) -> None:
-        """Take in the gradients of one visit; `last`: no further visit to these weights comes before they are needed."""
-        for weight, gradient in zip(weights, gradients):
-            if gradient is None or not weight.requires_grad:
-                continue
-            known = self._gradients.pop(id(weight), None)
-            gradient = gradient if known is None else known + gradient
-            if last:
-                self._take(weight, gradient)
-            else:
-                self._gradients[id(weight)] = gradient
-
-    def _take(self, weight: Tensor, gradient: Tensor) -> None:
-        wide = torch.float64 if weight.dtype == torch.float64 else torch.float32
-        product = (weight * gradient.detach().to(weight.dtype)).sum(dtype=wide)
-        self.total = product if self.total is None else self.total + product
 
 
 class Walk:
@@ -173,8 +112,9 @@ class Walk:
         """
         weight = next(self.model.parameters())
         x0 = torch.empty(rows, seq, self.model.spec.width, dtype=_stream_type(weight.dtype), device="meta")
-        labels = torch.empty(rows, seq, dtype=torch.int32, device="meta")
-        x0, given = self._padded(x0)
+        tokens = torch.empty(rows, seq, dtype=torch.int32, device="meta")
+        present = self.model.arrived(tokens)[1]
+        x0, given = self._padded(x0, present)
         a, b = self._enter(x0).outputs
         for branch, step, _, _ in self.half_steps():
             z = self._read(a, b, step).outputs[0]
@@ -182,11 +122,12 @@ class Walk:
             a, b = self._forward(a, b, fx.to(a.dtype), step).outputs
         h = self.vjp(self.leave).pullback((a, b, x0)).outputs[0][:, :seq].to(weight.dtype)
         y = self.vjp(self.model.norm).pullback((h,)).outputs[0]
-        self.vjp(self.head).pullback((y,), {"labels": labels})
+        labels = tokens[:, 0] if self.model.spec.head == "classifier" else tokens
+        self.vjp(self.head).pullback((y,), _asked(labels, present))
 
-    def _padded(self, x0: Tensor) -> Tuple[Tensor, Dict[str, Tensor]]:
+    def _padded(self, x0: Tensor, present: Optional[Tensor]) -> Tuple[Tensor, Dict[str, Tensor]]:
         """The stack's input in a length that its layers can take, and what they are told about it."""
-        x0, present = pad(x0, None, self.model.spec.padded_length(x0.shape[1]))
+        x0, present = pad(x0, present, self.model.spec.padded_length(x0.shape[1]))
         return x0, {} if present is None else {"present": present}
 
     def half_steps(self) -> List[HalfStep]:
@@ -210,11 +151,12 @@ class Walk:
 
     # -- the step --------------------------------------------------------------------------------------------------------
     def run(self, tokens: Tensor, labels: Tensor) -> Tuple[Tensor, Tensor, Tensor]:
-        """Integers `[micro, seq]` twice -> (the model's loss, its sums, the surrogate whose derivative is the loss's)."""
+        """Integers `[micro, seq]` and labels -> (the model's loss, its sums, the surrogate whose derivative is the loss's)."""
         model, coupling, products = self.model, self.model.layers.coupling, Products()
+        tokens, present = model.arrived(tokens)
         e = model.embed(tokens)
         low, seq = e.dtype, e.shape[1]
-        x0, given = self._padded(e.detach().to(_stream_type(low)))
+        x0, given = self._padded(e.detach().to(_stream_type(low)), present)
         (a, b), chosen = model.layers.enter(x0), []
         for branch, step, place, _ in self.half_steps():
             self._stand(place)
@@ -225,7 +167,7 @@ class Walk:
             chosen.append(Chosen(masks, branched.decisions, kwargs))
             a, b = coupling.forward(a, b, branched.values[0].to(a.dtype), step)
         leave = self.vjp(self.leave).begin((a, b, x0))
-        loss, sums, dh = self._top(_cut(leave.values[0], seq).to(low), labels, products)
+        loss, sums, dh = self._top(_cut(leave.values[0], seq).to(low), _asked(labels, present), products)
         da, db, dx0, *gates = leave.pull(pad(dh.to(x0.dtype), None, x0.shape[1])[0])
         products.add(self.vjp(self.leave).parameters(), gates)
         da, db = _or_zeros(da, a), _or_zeros(db, b)
@@ -240,13 +182,13 @@ class Walk:
         assert products.total is not None
         return loss.detach(), sums.detach(), products.total / self.scale
 
-    def _top(self, h: Tensor, labels: Tensor, products: Products) -> Tuple[Tensor, Tensor, Tensor]:
+    def _top(self, h: Tensor, asked: Dict[str, Tensor], products: Products) -> Tuple[Tensor, Tensor, Tensor]:
         """Final norm, readout and loss, both ways: (loss, sums, gradient of the stack's result, times the scale)."""
         norm, head = self.vjp(self.model.norm), self.vjp(self.head)
         self._stand(len(self.rows) - 2)
         normed = self.evaluate(self.model.norm, h)
         self._stand(len(self.rows) - 1)
-        lost = self.evaluate(self.head, normed.values[0], kwargs={"labels": labels})
+        lost = self.evaluate(self.head, normed.values[0], kwargs=asked)
         (loss,), (sums,) = lost.values, lost.extras
         dy, *gradients = lost.pull(torch.full_like(loss, self.scale))
         products.add(head.parameters(), gradients)
@@ -292,6 +234,11 @@ def _as_tuple(value: Any) -> Tuple[Tensor, ...]:
 def _stream_type(dtype: torch.dtype) -> torch.dtype:
     """Streams are float32 where weights are fp16: rebuilding them in fp16 would lose about a percent in twelve layers."""
     return torch.float32 if dtype == torch.float16 else dtype
+
+
+def _asked(labels: Tensor, present: Optional[Tensor]) -> Dict[str, Tensor]:
+    """What the head is given beside the hidden states."""
+    return {"labels": labels} if present is None else {"labels": labels, "present": present}
 
 
 def _cut(x: Tensor, seq: int) -> Tensor:

@@ -21,8 +21,17 @@ class Classifier(GPT):
 
     def hidden(self, tokens: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
         """Integers `[batch, seq]`, -1 for padding -> `[batch, hidden_width]`, pooled after the final norm."""
+        tokens, present = self.arrived(tokens)
+        return self.pooled(super().hidden(tokens, *args, present=present, **kwargs), present)
+
+    def arrived(self, tokens: torch.Tensor) -> Tuple[torch.Tensor, Optional[torch.Tensor]]:
+        """(tokens with 0 for padding, where there is none)."""
         present = tokens >= 0
-        h = super().hidden(torch.where(present, tokens, torch.zeros_like(tokens)), *args, present=present, **kwargs)
+        return torch.where(present, tokens, torch.zeros_like(tokens)), present
+
+    def pooled(self, h: torch.Tensor, present: Optional[torch.Tensor]) -> torch.Tensor:
+        """`[batch, seq, hidden_width] -> [batch, hidden_width]`."""
+        assert present is not None
         return pool(h, present, self.spec.pooling)
 
     def logits(self, tokens: torch.Tensor) -> torch.Tensor:  # type: ignore[override]

@@ -82,6 +82,10 @@ class GPT(nn.Module):
 
     # The forward pass, piece by piece.
 
+    def arrived(self, tokens: torch.Tensor) -> Tuple[torch.Tensor, Optional[torch.Tensor]]:
+        """(what is embedded, which of it is `present`) of integers `[batch, seq]` as the data has them; None: all of it."""
+        return tokens, None
+
     def embed(self, tokens: torch.Tensor, start: int = 0) -> torch.Tensor:
         """Integers `[batch, seq]` -> `[batch, seq, width]`; `start` is the position of the first."""
         return self.embedding(tokens, start)
@@ -151,6 +155,10 @@ class GPT(nn.Module):
         cache.begin(tokens.shape[1])
         h = self.norm(self.stack(self.embed(tokens, cache.length), mask, cache, present))
         cache.finish()
+        return h
+
+    def pooled(self, h: torch.Tensor, present: Optional[torch.Tensor]) -> torch.Tensor:
+        """What the head reads of the normed states `[batch, seq, width]`: all of them."""
         return h
 
     def logits(

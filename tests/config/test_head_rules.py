@@ -45,12 +45,6 @@ def test_every_head_can_be_had():
         ({**CLASSIFIER, "tied": False, "readout_bias": True}, {"data": TEXTS}, "model.readout_bias", "if `bias` is true"),
         ({**MASKED, "vocab": 257}, {}, "model.vocab", "257 pieces and the mask a row of its own"),
         ({"kind": "mlp", "head": "masked-lm"}, {"data": {"images": "digits"}}, "model.head", "an mlp has no head"),
-        (
-            CLASSIFIER,
-            {"data": TEXTS, "device": "ipu-emulated", "memory": {"ipu_backward": "surrogate"}},
-            "memory.ipu_backward",
-            "padding",
-        ),
     ],
 )
 def test_what_contradicts_is_named(model, sections, key, words):

@@ -131,19 +131,21 @@ def test_other_data_is_measured(trained: Any, tmp_path: Path) -> None:
     ("masked-lm", {"ipu": {"layers_per_ipu": [1, 1]}}),
     ("masked-lm", {"memory": {"ipu_backward": "surrogate"}}),
     ("classifier", {"ipu": {"layers_per_ipu": [1, 1]}}),
-    ("classifier", {"model": {"pooling": "mean"}}),
+    ("classifier", {"model": {"pooling": "mean", "seq": 16}, "memory": {"ipu_backward": "surrogate"}}),
+    ("classifier", {"model": {**REFORMER, "seq": 20}, "memory": {"ipu_backward": "surrogate"}}),
 ])  # fmt: skip
 def test_two_devices_give_the_same_numbers(tmp_path: Path, head: str, changes: Any) -> None:
     model = {"dropout": 0.0, **changes.pop("model", {})}
-    batch = {"accumulation": 5, "device_iterations": 2}
+    pipelined = "ipu" in changes
+    batch = {"accumulation": 5 if pipelined else 2, "device_iterations": 2}
     config = CONFIGS[head](tmp_path, device="ipu-emulated", optimizer={"lr": 0.01}, batch=batch, model=model, **changes)
     result = check(config)
     assert result.verdict == "pass", result.findings
     assert any(("texts" if head == "classifier" else "rows") in line for line in result.batch)
-    summary = run_parity(load(dump_config(config)), steps=4, out=str(tmp_path / "parity"))
+    summary = run_parity(load(dump_config(config)), steps=2, out=str(tmp_path / "parity"))
     assert summary["verdict"] == "pass" and summary["metrics"]["muted"] == []
-    assert len(summary["metrics"]["losses"]["candidate"]) == 4
-    assert run_compile(load(dump_config(config)))["status"] == "ok"
+    assert len(summary["metrics"]["losses"]["candidate"]) == 2
+    assert not pipelined or run_compile(load(dump_config(config)))["status"] == "ok"
 
 
 def test_an_emulated_ipu_trains_and_measures(tmp_path: Path) -> None:
