@@ -4,6 +4,7 @@ Nothing else in the package asks for torch's version.
 """
 from __future__ import annotations
 
+import functools
 import importlib.util
 import inspect
 import os
@@ -114,6 +115,13 @@ def mixes_types() -> bool:
     except RuntimeError:
         return False
     return True
+
+
+@functools.lru_cache(maxsize=1)
+def overwrites() -> bool:
+    """Whether `baddbmm_(beta=0)` ignores what was there before; torch 2.0.1's small products multiply it by 0, so NaN stays."""
+    one = torch.ones(1, 1, 1)
+    return bool(torch.full((1, 1, 1), float("nan")).baddbmm_(one, one, beta=0).isfinite().all())
 
 
 def compile_elementwise(function: Any) -> Any:

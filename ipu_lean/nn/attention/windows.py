@@ -12,7 +12,7 @@ from typing import Dict, List, NamedTuple, Optional, Tuple
 
 import torch
 
-from ipu_lean._compat import compiling
+from ipu_lean._compat import compiling, overwrites
 from ipu_lean.nn.attention.chunks import HIDDEN, OWN
 from ipu_lean.nn.transforms import transformed
 
@@ -76,7 +76,8 @@ class Scratch:
             count *= size
         buffer = self._buffers.get(name)
         if buffer is None or buffer.numel() < count:
-            buffer = self._buffers[name] = torch.empty(count, dtype=dtype or self.dtype, device=self.device)
+            fresh = torch.empty if overwrites() else torch.zeros
+            buffer = self._buffers[name] = fresh(count, dtype=dtype or self.dtype, device=self.device)
         return buffer[:count].view(shape)
 
     def rows(self, name: str, x: torch.Tensor, at: torch.Tensor) -> torch.Tensor:
