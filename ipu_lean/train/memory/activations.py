@@ -54,7 +54,8 @@ def copy_bytes(config: Config, vocab: int) -> Optional[int]:
     feed_forward = (up * matrix if mixed else 0) + (matrix if mixed or scaled else 0)
     # Joined and scaled in fp32 before they are cast: one such matrix is alive for a moment.
     passing = (4 * 3 * square if mixed and joined else 0, 4 * matrix if mixed and scaled else 0)
-    at_once = max(element * attention + passing[0], element * feed_forward + passing[1])
+    joining = element * 3 * square + passing[0]  # before the output's matrix is there
+    at_once = max(joining if joined else 0, element * attention, element * feed_forward + passing[1])
     kept = repeated = 0
     for layers, engine, every in _parts(config):
         if engine == "store":
