@@ -203,6 +203,8 @@ def test_any_length_after_any_other():
         with pytest.raises(ConfigError, match="multiple of the chunk") as caught:
             module(x[:, :wrong])
         assert f"{-(-wrong // 8) * 8} tokens" in str(caught.value)
+    with pytest.raises(ConfigError, match="longer than the context"):
+        module(torch.cat([x, x], 1))
 
 
 def test_what_is_not_there_is_refused():

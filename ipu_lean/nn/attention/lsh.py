@@ -123,7 +123,7 @@ class LSHSelfAttention(nn.Module):
             cache: what is kept of earlier tokens; `x`, of any length, continues them (incremental.py).
             mask: there is none for pairs of tokens; ConfigError.
 
-        Raises ConfigError if seq is neither a multiple of the chunk nor at most `full_below`.
+        Raises ConfigError if seq is neither a multiple of the chunk nor at most `full_below`, or longer than the longest.
         """
         no_mask(mask)
         if cache is not None:
@@ -159,6 +159,8 @@ class LSHSelfAttention(nn.Module):
         return order, inverse(order, self.sorting)
 
     def _order(self, qk: torch.Tensor, present: Optional[torch.Tensor]) -> Tuple[torch.Tensor, torch.Tensor]:
+        if qk.shape[1] > self.seq:
+            raise ConfigError(f"a sequence of {qk.shape[1]} tokens is longer than the context", key="model.seq", value=self.seq)
         with torch.no_grad():
             factors = bucket_factors(qk.shape[1], self.chunk, self.buckets, self.seq)
             return bucket_order(*hash_buckets(qk, self.hashing.like(qk), factors, present), method=self.sorting)
