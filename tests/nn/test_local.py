@@ -199,9 +199,10 @@ def test_dropout(implementation):
     assert torch.equal(module.eval()(x), make(implementation=implementation)(x))
 
 
+@pytest.mark.parametrize("implementation", ["explicit", "fused"])
 @pytest.mark.parametrize("seq", [64, 8])
-def test_torch_func_and_copies(seq):
-    module = make()
+def test_torch_func_and_copies(seq, implementation):
+    module = make(implementation=implementation)
     parameters = dict(module.named_parameters())
     x = torch.randn(3, seq, 16, dtype=torch.float64)
 

@@ -406,9 +406,10 @@ def test_rotary_positions_turn_queries_before_they_are_hashed():
     assert not torch.allclose(expected, module.out(module.attended(qk, v, None).flatten(2)))
 
 
+@pytest.mark.parametrize("implementation", ["explicit", "fused"])
 @pytest.mark.parametrize("seq", [64, 8])
-def test_torch_func(seq):
-    module = make(hashes=2)
+def test_torch_func(seq, implementation):
+    module = make(hashes=2, implementation=implementation)
     parameters = dict(module.named_parameters())
     x = torch.randn(3, seq, 16, dtype=torch.float64)
 
