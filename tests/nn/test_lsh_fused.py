@@ -159,9 +159,7 @@ def test_without_dropout_no_random_number_is_drawn(kind):
 def test_no_weight_on_the_future_or_on_padding(case, kind):
     q, k, v, _, (order, undo), options = make(case)
     present = options["present"]
-    out = (
-        lsh_fused.lsh_attend(q, v, order, undo, **options) if kind == "lsh" else local_fused.local_attend(q, k, v, **options)
-    )
+    out = lsh_fused.lsh_attend(q, v, order, undo, **options) if kind == "lsh" else local_fused.local_attend(q, k, v, **options)
     for token in (7, 20, q.shape[1] - 1):
         if present is not None and not present[0, token]:
             continue
@@ -213,23 +211,50 @@ def test_where_it_applies():
     assert seen == [False]
 
 
-def test_the_modules_use_it(monkeypatch):
-    """And the explicit functions where it does not apply or is not wanted."""
+def test_packed_inputs():
+    q, k, v, seed, (order, undo), options = make("padded, both sides")
+    hashed, local = {"score_mult": 1.7, **options}, {"scale": 0.4, **options}
+    for inputs, attend, attend_apart in (
+        (
+            (q, v),
+            lambda t: lsh_fused.lsh_attend_packed(t, order, undo, **hashed),
+            lambda *t: lsh_fused.lsh_attend(*t, order, undo, **hashed),
+        ),
+        ((q, k, v), lambda t: local_fused.local_attend_packed(t, **local), lambda *t: local_fused.local_attend(*t, **local)),
+    ):
+        packed = torch.stack(inputs, 2).detach().requires_grad_()
+        out, apart = attend(packed), attend_apart(*inputs)
+        assert torch.equal(out, apart)
+        (grad,) = torch.autograd.grad(out, packed, seed)
+        assert torch.equal(grad, torch.stack(torch.autograd.grad(apart, inputs, seed), 2))
+
+
+@pytest.mark.parametrize("bias", [False, True])
+def test_the_modules_use_it(monkeypatch, bias):
+    """And the explicit functions where it does not apply or is not wanted; a watched projection is called."""
     calls = []
-    for module, name in ((lsh_fused, "lsh_attend"), (local_fused, "local_attend")):
-        original = getattr(module, name)
-        monkeypatch.setattr(module, name, lambda *a, _f=original, **k: calls.append(_f.__name__) or _f(*a, **k))
+    for module in (lsh_fused, local_fused):
+        for name in module.__all__[1:]:
+            original = getattr(module, name)
+            monkeypatch.setattr(module, name, lambda *a, _f=original, **k: calls.append(_f.__name__) or _f(*a, **k))
     x = torch.randn(1, 64, 16)
-    for module in (LSHSelfAttention(16, 2, chunk=16, seq=64), LocalSelfAttention(16, 2, chunk=16)):
+    for module in (LSHSelfAttention(16, 2, chunk=16, seq=64, bias=bias), LocalSelfAttention(16, 2, chunk=16, bias=bias)):
         calls.clear()
+        with torch.no_grad():
+            for parameter in module.parameters():
+                parameter.normal_()
         fused = module(x)
-        assert len(calls) == 1
         mapped = torch.func.vmap(module)(x[None])[0]
+        assert len(calls) == 1 and calls[0].endswith("_packed")
+        handle = module.value.register_forward_hook(lambda *_: calls.append("watched"))
+        apart = module(x)
+        handle.remove()
+        assert calls[1] == "watched" and len(calls) == 3 and not calls[2].endswith("_packed")
         module.set_implementation("explicit")
         explicit = module(x)
-        assert len(calls) == 1
-        assert (fused - explicit).norm() < 1e-6 * explicit.norm() > 0
-        assert (mapped - explicit).norm() < 1e-6 * explicit.norm()
+        assert len(calls) == 3
+        for other in (fused, mapped, apart):
+            assert (other - explicit).norm() < 1e-6 * explicit.norm() > 0
 
 
 def test_autocast_leaves_the_inside_alone():

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Optional
+from typing import Optional, Sequence
 
 import torch
+import torch.nn.functional as F
+from torch import nn
 
 from ipu_lean.errors import ConfigError
-from ipu_lean.nn.attention.full import IMPLEMENTATIONS
+from ipu_lean.nn.attention.full import IMPLEMENTATIONS, untouched
 
 
 def checked_shape(width: int, heads: int, head_size: Optional[int], chunk: int, before: int, after: int, key: str) -> int:
@@ -59,3 +61,16 @@ def no_mask(mask: Optional[torch.Tensor]) -> None:
 def split(x: torch.Tensor, heads: int) -> torch.Tensor:
     """`[batch, seq, features] -> [batch, seq, heads, features / heads]`."""
     return x.view(x.shape[0], x.shape[1], heads, x.shape[2] // heads)
+
+
+def as_one(x: torch.Tensor, layers: Sequence[nn.Module], heads: int) -> Optional[torch.Tensor]:
+    """Several projections of `x` `[batch, seq, width]` by one matrix product: `[batch, seq, layers, heads, head_size]`.
+
+    None where somebody watches one of them or has replaced it, so that they must be called, and on other devices than CPU.
+    """
+    if x.device.type != "cpu" or not all(untouched(layer) for layer in layers):
+        return None
+    linears = [layer.linear for layer in layers]
+    bias = None if linears[0].bias is None else torch.cat([linear.bias for linear in linears])
+    found = F.linear(x, torch.cat([linear.weight for linear in linears]), bias)
+    return found.view(x.shape[0], x.shape[1], len(linears), heads, -1)

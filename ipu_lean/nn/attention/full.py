@@ -126,7 +126,7 @@ class CausalSelfAttention(nn.Module):
             return False
         if not blockwise.worthwhile(x.shape[1], x.element_size()):
             return False
-        bare = all(_untouched(layer) for layer in (self.query, self.key, self.value))
+        bare = all(untouched(layer) for layer in (self.query, self.key, self.value))
         return bare and not transformed(x) and not transformed(self.query.linear.weight)
 
     def _blockwise(self, x: torch.Tensor) -> torch.Tensor:
@@ -141,7 +141,7 @@ class CausalSelfAttention(nn.Module):
     def divisible(self) -> bool:
         """Whether `of_heads` may stand for `forward`: nobody watches the projections or has replaced them."""
         bare = isinstance(self.out, FCLayer) and self.out.bare()
-        return bare and all(_untouched(layer) for layer in (self.query, self.key, self.value))
+        return bare and all(untouched(layer) for layer in (self.query, self.key, self.value))
 
     def of_heads(
         self,
@@ -201,7 +201,7 @@ class CausalSelfAttention(nn.Module):
         return F.scaled_dot_product_attention(q, k, v, attn_mask=added, dropout_p=dropout, is_causal=causal)
 
 
-def _untouched(layer: nn.Module) -> bool:
+def untouched(layer: nn.Module) -> bool:
     """Whether calling `layer` is nothing but its matrix product."""
     return isinstance(layer, FCLayer) and layer.bare() and type(layer.linear) is Linear and layer.linear.mult == 1.0
 

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Optional
+from typing import Any, Dict, Optional
 
 import torch
 from torch import nn
 
 from ipu_lean.nn.attention import chunks, local_fused
 from ipu_lean.nn.attention.cache import KVCache
-from ipu_lean.nn.attention.chunked import checked_implementation, checked_present, checked_shape, no_mask, split
+from ipu_lean.nn.attention.chunked import as_one, checked_implementation, checked_present, checked_shape, no_mask, split
 from ipu_lean.nn.attention.incremental import local_with_cache
 from ipu_lean.nn.fc import FCLayer
 from ipu_lean.nn.positions.rotary import Rotary, rotate
@@ -90,7 +90,12 @@ class LocalSelfAttention(nn.Module):
             return self.out(local_with_cache(self, x, present, cache).reshape(*x.shape[:2], -1))
         present = checked_present(present, x)
         x = as_matmul_input(x)
-        q, k, v = (split(layer(x), self.heads) for layer in (self.query, self.key, self.value))
+        layers = (self.query, self.key, self.value)
+        packed = as_one(x, layers, self.heads) if self.implementation != "explicit" and self.positions is None else None
+        if packed is not None and local_fused.applies(packed):
+            chunks.check_length(x.shape[1], self.chunk, self.chunk, "model.local.chunk")
+            return self.out(local_fused.local_attend_packed(packed, **self._options(present)).reshape(*x.shape[:2], -1))
+        q, k, v = (split(layer(x), self.heads) for layer in layers) if packed is None else packed.unbind(2)
         if self.positions is not None:
             cos, sin = self.positions.rows(q, 0)
             q, k = rotate(q, cos, sin), rotate(k, cos, sin)
@@ -101,16 +106,16 @@ class LocalSelfAttention(nn.Module):
         chunks.check_length(q.shape[1], self.chunk, self.chunk, "model.local.chunk")
         fused = self.implementation != "explicit" and local_fused.applies(q, k, v)
         attend = local_fused.local_attend if fused else chunks.local_attend
-        return attend(
-            q,
-            k,
-            v,
-            chunk=self.chunk,
-            before=self.before,
-            after=self.after,
-            causal=self.causal,
-            present=present,
-            scale=self.scale,
-            dropout_p=self.attention_dropout,
-            training=self.training,
-        )
+        return attend(q, k, v, **self._options(present))
+
+    def _options(self, present: Optional[torch.Tensor]) -> Dict[str, Any]:
+        return {
+            "chunk": self.chunk,
+            "before": self.before,
+            "after": self.after,
+            "causal": self.causal,
+            "present": present,
+            "scale": self.scale,
+            "dropout_p": self.attention_dropout,
+            "training": self.training,
+        }

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any, Optional, Sequence, Tuple
+from typing import Any, Optional, Tuple
 
 import torch
 from torch.autograd.function import once_differentiable
 
-from ipu_lean.nn.attention.passes import Rows, Take, backward, forward
+from ipu_lean.nn.attention.passes import Rows, Take, backward, forward, parts
 from ipu_lean.nn.attention.windows import Dropout, Layout, Masks, Rules, Scratch, applies, windows
 
 __all__ = ["applies", "local_attend", "local_attend_packed"]
@@ -100,7 +100,7 @@ class _Local(torch.autograd.Function):
         """`inputs`: queries, keys, values, or the three as one tensor `[batch, seq, 3, heads, head_size]`."""
         ctx.options = (layout, causal, scale, dropout_p)
         ctx.seed = Dropout.seed() if dropout_p > 0 else 0
-        q, k, v = _parts(inputs)
+        q, k, v = parts(inputs)
         scratch, dropout = Scratch(q), Dropout(dropout_p, ctx.seed) if dropout_p > 0 else None
         batch, seq, heads, size = q.shape
         out = torch.empty(q.shape, dtype=v.dtype, device=v.device)
@@ -121,10 +121,10 @@ class _Local(torch.autograd.Function):
         """See passes.backward."""
         present, out, *inputs = ctx.saved_tensors
         layout, causal, scale, dropout_p = ctx.options
-        q, k, v = _parts(inputs)
+        q, k, v = parts(inputs)
         scratch, dropout = Scratch(q), Dropout(dropout_p, ctx.seed) if dropout_p > 0 else None
         results = [torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in inputs]
-        places = _parts(results)
+        places = parts(results)
         with torch.autocast("cpu", enabled=False):
             for row in range(q.shape[0]):
                 every = _Heads(q.shape[1], layout, Rules(causal, False, None if present is None else present[row]), scratch)
@@ -135,10 +135,6 @@ class _Local(torch.autograd.Function):
                     for place, part in zip(places, found):
                         place[row, :, head] = part.reshape(-1, q.shape[3])
         return (None,) * 5 + tuple(results)
-
-
-def _parts(inputs: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
-    return inputs[0].unbind(2) if len(inputs) == 1 else inputs
 
 
 class _Grads:

@@ -10,7 +10,7 @@ from torch import nn
 from ipu_lean.errors import ConfigError
 from ipu_lean.nn.attention import chunks, lsh_fused
 from ipu_lean.nn.attention.cache import KVCache
-from ipu_lean.nn.attention.chunked import checked_implementation, checked_present, checked_shape, no_mask, split
+from ipu_lean.nn.attention.chunked import as_one, checked_implementation, checked_present, checked_shape, no_mask, split
 from ipu_lean.nn.attention.hashing import Buckets, Rotations, bucket_factors, columns_needed, hash_buckets
 from ipu_lean.nn.attention.incremental import lsh_with_cache
 from ipu_lean.nn.attention.sorting import bucket_order, inverse
@@ -130,13 +130,22 @@ class LSHSelfAttention(nn.Module):
             return self.out(lsh_with_cache(self, x, present, cache).reshape(*x.shape[:2], -1))
         present = checked_present(present, x)
         x = as_matmul_input(x)
-        qk, v = split(self.query_key(x), self.heads), split(self.value(x), self.heads)
+        layers = (self.query_key, self.value)
+        packed = as_one(x, layers, self.heads) if self.implementation != "explicit" and self.positions is None else None
+        qk, v = (split(layer(x), self.heads) for layer in layers) if packed is None else packed.unbind(2)
         if self.positions is not None:
             qk = rotate(qk, *self.positions.rows(qk, 0))
-        return self.out(self.attended(qk, v, present).reshape(*x.shape[:2], -1))
+        return self.out(self.attended(qk, v, present, packed).reshape(*x.shape[:2], -1))
 
-    def attended(self, qk: torch.Tensor, v: torch.Tensor, present: Optional[torch.Tensor] = None) -> torch.Tensor:
-        """Queries and values `[batch, seq, heads, head_size]` to the attention's output in the same shape."""
+    def attended(
+        self,
+        qk: torch.Tensor,
+        v: torch.Tensor,
+        present: Optional[torch.Tensor] = None,
+        packed: Optional[torch.Tensor] = None,
+    ) -> torch.Tensor:
+        """Queries and values `[batch, seq, heads, head_size]` to the attention's output in the same shape; `packed`
+        `[batch, seq, 2, heads, head_size]`: both, if they are parts of one tensor."""
         seq = qk.shape[1]
         chunks.check_length(seq, self.chunk, self.full_below, "model.lsh.chunk")
         common = {"causal": self.causal, "present": present, "score_mult": self.score_mult}
@@ -145,9 +154,11 @@ class LSHSelfAttention(nn.Module):
             by_torch = self.implementation != "explicit" and qk.dtype != torch.float16 and not transformed(qk)
             return (chunks.shared_by_torch if by_torch else chunks.shared_attend)(qk, v, **common)
         order, undo = self.order_of(qk, present)
+        common.update(chunk=self.chunk, before=self.before, after=self.after)
         fused = self.implementation != "explicit" and lsh_fused.applies(qk, v)
-        attend = lsh_fused.lsh_attend if fused else chunks.lsh_attend
-        return attend(qk, v, order, undo, chunk=self.chunk, before=self.before, after=self.after, **common)
+        if fused and packed is not None:
+            return lsh_fused.lsh_attend_packed(packed, order, undo, **common)
+        return (lsh_fused.lsh_attend if fused else chunks.lsh_attend)(qk, v, order, undo, **common)
 
     def order_of(self, qk: torch.Tensor, present: Optional[torch.Tensor]) -> Tuple[torch.Tensor, torch.Tensor]:
         """(order, undo) `[batch, heads, hashes, seq]` of this call; in a second run those of the first."""

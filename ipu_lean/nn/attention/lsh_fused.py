@@ -13,10 +13,10 @@ import torch
 from torch.autograd.function import once_differentiable
 
 from ipu_lean.nn.attention import chunks
-from ipu_lean.nn.attention.passes import Gradients, Rows, backward, forward
+from ipu_lean.nn.attention.passes import Gradients, Rows, backward, forward, parts
 from ipu_lean.nn.attention.windows import Dropout, Layout, Masks, Rules, Scratch, applies, windows
 
-__all__ = ["applies", "lsh_attend"]
+__all__ = ["applies", "lsh_attend", "lsh_attend_packed"]
 
 
 def lsh_attend(
@@ -36,7 +36,26 @@ def lsh_attend(
 ) -> torch.Tensor:
     """As `chunks.lsh_attend`, with other random numbers for dropout. Gradients of gradients are not offered."""
     layout = Layout(chunk, before, after, order.shape[2] * order.shape[3] // chunk)
-    return _LSH.apply(qk, v, order, undo, present, layout, causal, score_mult, dropout_p if training else 0.0)
+    return _LSH.apply(order, undo, present, layout, causal, score_mult, dropout_p if training else 0.0, qk, v)
+
+
+def lsh_attend_packed(
+    packed: torch.Tensor,
+    order: torch.Tensor,
+    undo: torch.Tensor,
+    *,
+    chunk: int,
+    before: int,
+    after: int,
+    causal: bool,
+    present: Optional[torch.Tensor] = None,
+    score_mult: float = 1.0,
+    dropout_p: float = 0.0,
+    training: bool = False,
+) -> torch.Tensor:
+    """The same for queries and values as one projection gives them, `[batch, seq, 2, heads, head_size]`."""
+    layout = Layout(chunk, before, after, order.shape[2] * order.shape[3] // chunk)
+    return _LSH.apply(order, undo, present, layout, causal, score_mult, dropout_p if training else 0.0, packed)
 
 
 class _Head:
@@ -91,8 +110,6 @@ class _LSH(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any,
-        qk: torch.Tensor,
-        v: torch.Tensor,
         order: torch.Tensor,
         undo: torch.Tensor,
         present: Optional[torch.Tensor],
@@ -100,8 +117,10 @@ class _LSH(torch.autograd.Function):
         causal: bool,
         score_mult: float,
         dropout_p: float,
+        *inputs: torch.Tensor,
     ) -> torch.Tensor:
-        """See `lsh_attend`."""
+        """`inputs`: queries and values, or both as one tensor `[batch, seq, 2, heads, head_size]`."""
+        qk, v = parts(inputs)
         ctx.options = (layout, causal, score_mult, dropout_p)
         ctx.seed = Dropout.seed() if dropout_p > 0 else 0
         batch, heads, hashes, seq = order.shape
@@ -123,17 +142,19 @@ class _LSH(torch.autograd.Function):
                         weights = chunks.shares(sums.view(hashes, seq).gather(1, undo[row, head]), 0)
                         shares[row, head].view(hashes, seq).copy_(weights.gather(1, order[row, head]))
                     out[row, :, head] = _by_token(by_place.view(-1, qk.shape[3]), undo[row, head], weights)
-        ctx.save_for_backward(qk, v, order, undo, present, out, shares)
+        ctx.save_for_backward(order, undo, present, out, shares, *inputs)
         return out
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: torch.Tensor) -> Any:
         """See passes.backward."""
-        qk, v, order, undo, present, out, shares = ctx.saved_tensors
+        order, undo, present, out, shares, *inputs = ctx.saved_tensors
+        qk, v = parts(inputs)
         layout, causal, score_mult, dropout_p = ctx.options
         scratch, dropout = Scratch(qk), Dropout(dropout_p, ctx.seed) if dropout_p > 0 else None
-        to_qk, to_v = (torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in (qk, v))
+        results = [torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in inputs]
+        to_qk, to_v = parts(results)
         with torch.autocast("cpu", enabled=False):
             for row in range(qk.shape[0]):
                 rules = Rules(causal, True, None if present is None else present[row])
@@ -145,7 +166,7 @@ class _LSH(torch.autograd.Function):
                     queries, keys, values = _tokens_of(found, undo[row, head])
                     to_qk[row, :, head] = queries.add_(one.through_length(keys))
                     to_v[row, :, head] = values
-        return to_qk, to_v, None, None, None, None, None, None, None
+        return (None,) * 7 + tuple(results)
 
 
 def _tokens_of(found: Gradients, undo: torch.Tensor) -> Tuple[torch.Tensor, ...]:

@@ -6,11 +6,16 @@ key is added up over the windows that saw it by the matrix products themselves; 
 
 from __future__ import annotations
 
-from typing import Callable, NamedTuple, Optional, Tuple
+from typing import Callable, NamedTuple, Optional, Sequence, Tuple
 
 import torch
 
 from ipu_lean.nn.attention.windows import Dropout, Layout, Masks, Scratch
+
+
+def parts(inputs: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
+    """Tensors `[batch, seq, heads, head_size]`, given so or as one tensor `[batch, seq, parts, heads, head_size]`."""
+    return inputs[0].unbind(2) if len(inputs) == 1 else inputs
 
 
 class Rows(NamedTuple):
