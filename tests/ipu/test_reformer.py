@@ -57,9 +57,8 @@ def mixed_surrogate(**changes: Any) -> Config:
 
 
 def test_check_passes_and_counts_in_place_of_sorting() -> None:
-    """The surrogate step too: it has operations of its own."""
     made = {name: mixed(model=model) for name, model in MODELS.items()}
-    made.update({"not hashed": mixed(model=NOT_HASHED), "surrogate": mixed_surrogate()})
+    made["not hashed"] = mixed(model=NOT_HASHED)
     for name, config in made.items():
         result = check(config)
         assert result.verdict == "pass" and result.found.notes == [], f"{name}: {format_check(result)}"
@@ -71,9 +70,10 @@ def test_check_passes_and_counts_in_place_of_sorting() -> None:
 
 def test_check_passes_in_half_precision() -> None:
     section = {"precision": "fp16-ipu", "ipu": {"emulate_precision": True}}
-    for make in (mixed, mixed_surrogate):
+    for make in (mixed, mixed_surrogate):  # the surrogate step has operations of its own
         found = check(make(**section))
-        assert found.verdict == "pass", format_check(found)
+        assert found.verdict == "pass" and found.found.notes == [], format_check(found)
+        assert not {row["op"] for row in found.found.ops} & {"aten::sort", "aten::index_put"}
         scores = [row for row in found.found.ops if row["op"] == "aten::logsumexp"]
         assert scores and all(row["dtypes"] == ["float32"] for row in scores)
 
@@ -122,8 +122,6 @@ def test_tokens_are_hashed_once_although_layers_run_twice() -> None:
     """The walk back is told the order of the walk forward: rebuilt inputs differ by rounding, and would hash otherwise."""
     config = mixed_surrogate()
     model = lively(config)
-    counts = [{row["op"]: row["count"] for row in check(one).found.ops}["aten::cumsum"] for one in (config, mixed())]
-    assert counts[0] == counts[1]  # a plain step hashes once
     assert sum(isinstance(module, LSHSelfAttention) for module in model.modules()) == 2
     step = SurrogateStep(model, poptorch, config)
     orders: List[torch.Tensor] = []

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any, Callable, Dict, List, Sequence
+from typing import Any, Callable, Dict, List, Sequence, Set
 
 import torch
 from torch import nn
@@ -88,6 +88,17 @@ def without_decay(optimizer: torch.optim.Optimizer) -> None:
         group["weight_decay"] = 0.0
 
 
+def without_gradient(model: nn.Module) -> Set[str]:
+    """Parameters whose gradient is nothing but rounding: a key's bias moves all scores of a query alike, which softmax undoes,
+    unless keys are turned by their positions.
+    """
+    found = set()
+    for path, module in model.named_modules():
+        if hasattr(module, "key") and getattr(module, "positions", 0) is None:
+            found |= {f"{path}.key.{name}" for name, _ in module.key.named_parameters() if name.endswith("bias")}
+    return found
+
+
 def rates(model: nn.Module, optimizer: torch.optim.Optimizer) -> Dict[str, float]:
     """Each tensor's present learning rate; 0 for one that the optimizer does not hold."""
     found = {id(parameter): float(group["lr"]) for group in optimizer.param_groups for parameter in group["params"]}
@@ -138,6 +149,7 @@ class Track:
         self.built = rates(model, optimizer)
         roles = getattr(model, "roles", {})
         self.labels = {name: roles[name].kind if name in roles else "" for name in self.last}
+        self._idle = without_gradient(model)
         self.first: Dict[str, float] = {}
         self.first_step: Dict[str, int] = {}
         self.latest: Dict[str, float] = {}
@@ -146,7 +158,7 @@ class Track:
         """Note what update `step` (from 1) did."""
         for name, weight in weights.items():
             moved = moved_rms(weight - self.last[name])
-            if moved and name not in self.first:
+            if moved and name not in self.first and name not in self._idle:
                 self.first[name], self.first_step[name] = moved, step
             self.latest[name] = moved
             self.last[name] = weight.clone()

@@ -31,19 +31,19 @@ def _scores(model: nn.Module, inputs: torch.Tensor, generator: torch.Generator) 
     text share a direction, and their few scores say little. Queries and keys are drawn `DRAWS` times with the standard deviation
     that they have (queries that start at zero: a hidden matrix's), because one narrow draw is far from the mean of all.
     """
-    layers = {name: module for name, module in model.named_modules() if hasattr(module, "query") and hasattr(module, "head_size")}
+    layers = {name: module for name, module in model.named_modules() if _projections(module) and hasattr(module, "head_size")}
     if not layers:
         return {}, None
     model.set_attention("explicit")  # type: ignore[operator]
     found = {}
     for name, layer in layers.items():
-        matrices = [tensor for part in (layer.query, layer.key) for tensor in part.parameters() if tensor.dim() == 2]
+        matrices = [tensor for part in _projections(layer) for tensor in part.parameters() if tensor.dim() == 2]
         stds = [float(tensor.square().mean().sqrt()) or tensor.shape[1] ** -0.5 for tensor in matrices]
         listener = _Softmax()
         for _ in range(DRAWS):
             for tensor, std in zip(matrices, stds):
                 tensor.copy_(torch.randn(tensor.shape, generator=generator) * std)
-            given = torch.randn((2, min(inputs.shape[1], 32), matrices[0].shape[1]), generator=generator).to(matrices[0])
+            given = torch.randn((2, _length(layer, inputs.shape[1]), matrices[0].shape[1]), generator=generator).to(matrices[0])
             with listener:
                 layer(given)
         if listener.found:
@@ -51,15 +51,31 @@ def _scores(model: nn.Module, inputs: torch.Tensor, generator: torch.Generator) 
     return found, next(iter(layers.values())).head_size
 
 
+def _projections(module: nn.Module) -> List[nn.Module]:
+    """What queries and keys are made by: two matrices, or one that they share in hashed attention; [] for other modules."""
+    if hasattr(module, "query_key"):
+        return [module.query_key]
+    return [module.query, module.key] if hasattr(module, "query") and hasattr(module, "key") else []
+
+
+def _length(layer: nn.Module, seq: int) -> int:
+    """At most 32 tokens, in whole chunks where attention is cut into chunks."""
+    length, chunk = min(seq, 32), int(getattr(layer, "chunk", 1))
+    return length if length <= chunk else length - length % chunk
+
+
 class _Softmax(TorchFunctionMode):
-    """Notes what every softmax is given, as attention computes it: no formula of ours in between."""
+    """Notes what every softmax over keys is given, as attention computes it: no formula of ours in between. One over another
+    dimension joins rounds of hashing.
+    """
 
     def __init__(self) -> None:
         super().__init__()
         self.found: List[float] = []
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Optional[Dict[str, Any]] = None) -> Any:
-        if func in _SOFTMAX:
+        dim = args[1] if len(args) > 1 else (kwargs or {}).get("dim")
+        if func in _SOFTMAX and dim in (-1, args[0].dim() - 1):
             scores = args[0].detach().double()
             self.found.append(float(scores[scores > MASKED / 2].square().mean().sqrt()))
         return func(*args, **(kwargs or {}))

@@ -1,4 +1,5 @@
-"""The architectures on which the coordinate check is judged, small: residual and reversible GPTs, tied and untied, and an MLP."""
+"""The architectures on which the coordinate check is judged, small: residual and reversible GPTs, tied and untied, a Reformer
+(local and hashed attention in turn, axial positions, both streams side by side), and an MLP."""
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
@@ -75,6 +76,10 @@ def gpt(kind: str, tied: bool, **more: Any) -> Architecture:
 
 RESIDUAL, RESIDUAL_TIED = gpt("residual", False), gpt("residual", True)
 REVERSIBLE, REVERSIBLE_TIED = gpt("reversible", False), gpt("reversible", True)
+REFORMER = Architecture("reformer", {
+    "width": 32, "depth": 2, "heads": 4, "seq": SEQ, "vocab": VOCAB, "tied": False, "attention": ["local", "lsh"],
+    "local": {"chunk": 4}, "lsh": {"chunk": 4, "hashes": 2}, "positions": "axial", "stack": {"output": "concat"},
+})  # fmt: skip
 MLP = Architecture("mlp", {"kind": "mlp", "width": 32, "depth": 3, "features": FEATURES, "activation": "relu"})
 THREE = (RESIDUAL, REVERSIBLE_TIED, MLP)
-ALL = (RESIDUAL, REVERSIBLE, MLP, RESIDUAL_TIED, REVERSIBLE_TIED)
+ALL = (RESIDUAL, REVERSIBLE, MLP, RESIDUAL_TIED, REVERSIBLE_TIED, REFORMER)

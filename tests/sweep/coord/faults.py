@@ -108,6 +108,8 @@ def sqrt_attention(model: nn.Module, width: int) -> None:
     for module in model.modules():
         if hasattr(module, "query"):
             module.scale = module.head_size**-0.5
+        if hasattr(module, "query_key"):
+            module.score_mult = 1.0  # keys of unit length: the same at every head size
 
 
 # --- more ---

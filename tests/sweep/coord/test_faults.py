@@ -15,7 +15,7 @@ from ipu_lean.mup.judge import judge, judge_depth
 from ipu_lean.mup.verdict import FAIL, PASS, overall
 from ipu_lean.sweep.coord.capture import measure
 from ipu_lean.sweep.coord.rig import standard
-from tests.sweep.coord.architectures import ALL, MLP, RESIDUAL, REVERSIBLE_TIED, STEPS, THREE, WIDTHS, Architecture
+from tests.sweep.coord.architectures import ALL, MLP, REFORMER, RESIDUAL, REVERSIBLE_TIED, STEPS, THREE, WIDTHS, Architecture
 from tests.sweep.coord.faults import FAULTS
 
 torch.set_num_threads(1)
@@ -79,6 +79,24 @@ def test_a_lost_depth_multiplier_is_rejected_and_completep_passes(architecture: 
     assert diagnose_depth(sound) == []
     assert overall(judge_depth(lost)) == FAIL
     assert [found.code for found in diagnose_depth(lost)] == ["wrong-depth-multiplier"]
+
+
+@pytest.mark.parametrize("lr", [3e-3, 1e-2])
+def test_a_sound_reformer_passes(lr: float) -> None:
+    """Local and hashed attention in turn, axial positions, both streams side by side."""
+    figures = measure(REFORMER.rig(lr), WIDTHS, STEPS, 1)
+    control = control_of(REFORMER, lr) if lr == 1e-2 else None
+    assert overall(judge(figures, control)) == PASS, judge(figures, control)
+    assert diagnose(figures) == []
+    assert {name.split(".")[2] for name in figures.signatures[0].scores} == {"0", "1"}  # both kinds were measured
+
+
+@pytest.mark.parametrize("name", ["standard parametrisation", "1/sqrt(d) attention", "no learning rate groups", "plain readout"])
+def test_a_broken_reformer_is_rejected(name: str) -> None:
+    """Four updates are enough for these."""
+    figures = measure(FAULTS[name].make(REFORMER, 1e-2, 0), WIDTHS, 4, 1)
+    assert overall(judge(figures)) == FAIL
+    assert [found.code for found in diagnose(figures)] == [FAULTS[name].code]
 
 
 def test_heads_that_keep_their_size_are_judged_by_their_own_rule() -> None:
