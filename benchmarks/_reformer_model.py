@@ -41,11 +41,13 @@ def theirs(seq: int) -> nn.Module:
     return ReformerModelWithLMHead(config).train()
 
 
-def ours(peer: nn.Module) -> nn.Module:
-    """Our model read from theirs, with the rotations that theirs draws."""
+def ours(peer: nn.Module, kept: int = 0) -> nn.Module:
+    """Our model read from theirs, with the rotations that theirs draws; the last `kept` layers keep their activations."""
     read = read_settings(peer.config.to_dict())
-    tokenizer = {"tokenizer": {"kind": "bpe", "path": "not read here"}}
-    model = build_model(make_config(model=read.section, mup={"parametrization": "standard"}, data=tokenizer), VOCAB)
+    sections: Dict[str, Any] = {"mup": {"parametrization": "standard"}}
+    sections["data"] = {"tokenizer": {"kind": "bpe", "path": "not read here"}}
+    sections["memory"] = {"keep_last": kept}
+    model = build_model(make_config(model=read.section, **sections), VOCAB)
     model.load_state_dict(read_weights(read.family, model, peer.state_dict()))
     for attention in hashing(model):
         torch.manual_seed(layers.SEED)
@@ -62,11 +64,14 @@ def tokens_of(seq: int) -> Tuple[torch.Tensor, torch.Tensor]:
 def losses(seq: int, models: Dict[str, nn.Module]) -> Dict[str, Callable[[], torch.Tensor]]:
     """The mean loss of each on the same tokens, to be differentiated."""
     tokens, labels = tokens_of(seq)
-    whole, peer = TrainStep(models["ours"]), models["theirs"]
-    return {
-        "ours": lambda: whole(tokens, labels)[0],
-        "theirs": lambda: F.cross_entropy(peer(tokens).logits.view(-1, VOCAB), labels.view(-1)),
-    }
+
+    def ours_of(whole: nn.Module) -> Callable[[], torch.Tensor]:
+        return lambda: whole(tokens, labels)[0]
+
+    def theirs_of(peer: nn.Module) -> Callable[[], torch.Tensor]:
+        return lambda: F.cross_entropy(peer(tokens).logits.view(-1, VOCAB), labels.view(-1))
+
+    return {name: theirs_of(model) if name == "theirs" else ours_of(TrainStep(model)) for name, model in models.items()}
 
 
 def step_of(model: nn.Module, loss: Callable[[], torch.Tensor]) -> Callable[[], Any]:
