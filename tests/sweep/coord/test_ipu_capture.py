@@ -2,7 +2,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, Dict
 
 import pytest
 import torch
@@ -13,6 +13,7 @@ from ipu_lean.sweep.coord.commands import batches
 from ipu_lean.sweep.coord.rig import rig_of
 from ipu_lean.train.tasks import open_task
 from tests.parity.helpers import config_in
+from tests.parity.test_reformer import MIXED
 
 pytestmark = pytest.mark.pod
 torch.set_num_threads(1)
@@ -25,8 +26,9 @@ def figures(folder: Path, device: str, **changes: Any) -> Figures:
     return run(rig_of(config, batches(task, config.batch.global_batch), task.vocab), 32, 0, 2)
 
 
-def test_the_emulated_ipu_gives_the_cpus_figures(tmp_path: Path) -> None:
-    here, there = figures(tmp_path, "cpu"), figures(tmp_path, "ipu-emulated")
+@pytest.mark.parametrize("changes", [{}, {"model": MIXED}], ids=["GPT", "Reformer"])
+def test_the_emulated_ipu_gives_the_cpus_figures(tmp_path: Path, changes: Dict[str, Any]) -> None:
+    here, there = figures(tmp_path, "cpu", **changes), figures(tmp_path, "ipu-emulated", **changes)
     assert [(row.step, row.module, row.role) for row in here.coordinates] == [
         (row.step, row.module, row.role) for row in there.coordinates
     ]
