@@ -136,5 +136,6 @@ def _buckets(
 
 
 def _nearest_axis(axes: torch.Tensor) -> torch.Tensor:
-    """As `host.nearest_axis`, in operations that PopTorch has."""
-    return torch.cat([axes, -axes], -2).argmax(-2)
+    """As `host.nearest_axis`, in operations that PopTorch has; it hands the dimension of an argmax on as it is."""
+    dim = axes.dim() - 2
+    return torch.cat([axes, -axes], dim).argmax(dim)
