@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from ipu_lean.nn import CausalSelfAttention
+from ipu_lean.nn.attention.hashing import bucket_factors
 from ipu_lean.nn.attention.local import LocalSelfAttention
 from ipu_lean.nn.attention.lsh import LSHSelfAttention
 
@@ -80,9 +81,16 @@ def ours(rounds: int, seq: int, peer: nn.Module) -> nn.Module:
             getattr(layer, name).linear.weight.copy_(getattr(peer.attention, name).weight)
         layer.out.linear.weight.copy_(peer.output.dense.weight)
         if rounds:
-            torch.manual_seed(SEED)
-            layer.rotations.copy_(torch.randn(layer.rotations.shape))
+            share_rotations(layer, seq)
     return layer
+
+
+def share_rotations(layer: nn.Module, seq: int) -> None:
+    """Those that the peer draws in every pass: as many columns as the buckets of this length need."""
+    columns = sum(bucket_factors(seq, CHUNK)) // 2
+    torch.manual_seed(SEED)
+    leading = layer.rotations[..., :columns]
+    leading.copy_(torch.randn(leading.shape, dtype=leading.dtype))
 
 
 def pair(kind: str, seq: int) -> Dict[str, nn.Module]:
@@ -123,8 +131,7 @@ def difference(kind: str, seq: int) -> float:
         layer.double()
         x, seed = inputs(seq, torch.float64)
         if hasattr(layer, "rotations"):  # converted modules draw theirs anew
-            torch.manual_seed(SEED)
-            layer.rotations.copy_(torch.randn(layer.rotations.shape, dtype=torch.float64))
+            share_rotations(layer, seq)
         out = layer(x)
         found.append([out.detach(), *torch.autograd.grad(out, [x, *_weights(layer)], seed)])
     return max(((a - b).abs().max() / b.abs().max()).item() for a, b in zip(*found))
