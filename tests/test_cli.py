@@ -83,7 +83,7 @@ MISTAKES = [
     (2, "AdamW only", ["precision=bf16-pure", "optimizer.kind=adam"]),
     (2, "IPU's arithmetic", ["precision=fp16-ipu"]),
     (2, "divide model.width", ["model.heads=3"]),
-    (2, "either", ["model.head_size=4"]),
+    (2, "together fix", ["model.head_size=4"]),
     (2, "pairs", ["model.heads=16"]),
     (2, "even", ["model.stack.order=aaff"]),
     (2, "no beta", ["model.stack.beta=0.5"]),

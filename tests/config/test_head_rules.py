@@ -38,6 +38,8 @@ def test_every_head_can_be_had():
         ({}, {"data": TEXTS}, "data.labelled", "classifier"),
         (MASKED, {"data": {"label_key": "class"}}, "data.label_key", "classifier"),
         ({}, {"data": {"mask_share": 0.3}}, "data.mask_share", "masked-lm"),
+        (MASKED, {"data": {"shift": True}}, "data.shift", "causal-lm"),
+        (CLASSIFIER, {"data": {**TEXTS, "shift": True}}, "data.shift", "causal-lm"),
         ({"classes": 3}, {}, "model.classes", "classifier"),
         ({**MASKED, "pooling": "mean"}, {}, "model.pooling", "classifier"),
         (MASKED, {"train": {"sample": {"prompt": "In"}}}, "train.sample.prompt", "a masked-lm generates no text"),
