@@ -79,7 +79,7 @@ def _read(place: Path, overrides: Sequence[str], out: Optional[str], say: Callab
     sections: Dict[str, Any] = {"name": name, "model": read.section, "mup": {"parametrization": "standard"}}
     source, tokenizer = _tokenizer(place, overrides)
     sections["data"] = {"tokenizer": {"kind": tokenizer.kind, "path": source}}
-    config = with_absolute_paths(load_config(to_text(sections), overrides))
+    config = with_absolute_paths(_load(sections, overrides, place))
     vocab = config.model.vocab or tokenizer.vocab
     if tokenizer.vocab > vocab:
         raise ConfigError(f"the tokenizer has {tokenizer.vocab} pieces and the model {vocab} rows: they do not belong together")
@@ -105,13 +105,26 @@ def _read(place: Path, overrides: Sequence[str], out: Optional[str], say: Callab
     )
     run.write_summary(summary)
     shown = shlex.quote(str(run.path))
-    text = (
-        f"{count_parameters(model):,} parameters of {place} are now the run {run.path}\n"
-        f"  ipu-lean generate {shown} --prompt TEXT\n"
-        f"  ipu-lean eval {shown} --data FILE\n"
-        f"  ipu-lean resume {shown} data.corpus=FILE train.steps=1000     (trains on from these weights)"
-    )
-    return {**summary, "text": text}
+    read_from = "data.labelled" if config.model.head == "classifier" else "data.corpus"
+    lines = [
+        f"{count_parameters(model):,} parameters of {place} are now the run {run.path}",
+        *([f"  ipu-lean generate {shown} --prompt TEXT"] if config.model.head == "causal-lm" else []),
+        f"  ipu-lean eval {shown} --data FILE",
+        f"  ipu-lean resume {shown} {read_from}=FILE train.steps=1000     (trains on from these weights)",
+    ]
+    return {**summary, "text": "\n".join(lines)}
+
+
+def _load(sections: Dict[str, Any], overrides: Sequence[str], place: Path) -> Config:
+    """The configuration. What is wrong in `sections` is wrong in config.json, and nobody has seen the lines of their text."""
+    text = to_text(sections)
+    try:
+        return load_config(text, overrides)
+    except ConfigError as error:
+        if error.file != "text":
+            raise
+        words = {"key": error.key, "value": error.value, "suggestion": error.suggestion}
+        raise ConfigError(error.rule, file=str(place / folder.CONFIG), **words) from error
 
 
 def _tokenizer(place: Path, overrides: Sequence[str]) -> Tuple[str, Tokenizer]:

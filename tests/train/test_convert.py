@@ -122,6 +122,23 @@ def test_the_models_own_keys_stay_while_weights_are_fresh(tmp_path, gpt2, text):
     assert best.trainer["fresh"] and best.trainer["step"] == 0
 
 
+@pytest.mark.parametrize("head", ["ForMaskedLM", "ForSequenceClassification"])
+def test_the_next_commands_are_those_that_the_head_allows(tmp_path, reformer, text, head, capsys):
+    source, made = tmp_path / "theirs", tmp_path / "run"
+    config = transformers.ReformerConfig.from_pretrained(reformer, is_decoder=False, num_labels=2)
+    getattr(transformers, f"Reformer{head}")(config).save_pretrained(source)
+    (source / "spiece.model").write_bytes((reformer / "spiece.model").read_bytes())
+    data = "labelled" if head == "ForSequenceClassification" else "corpus"
+    if data == "labelled":
+        error = run("convert", str(source), "--out", str(made), code=2)["error"]
+        assert error.startswith(f"{source / 'config.json'}: `data.labelled`: ")
+    place = "docs-or-code" if data == "labelled" else str(text)
+    capsys.readouterr()
+    assert main(["convert", str(source), "--out", str(made), f"data.{data}={place}"]) == 0
+    said = capsys.readouterr().out
+    assert "ipu-lean generate" not in said and f"data.{data}=FILE" in said
+
+
 @pytest.mark.parametrize(
     "words, error",
     [
