@@ -56,7 +56,8 @@ def _read_file(path: Path) -> Tensors:
     except (OSError, ValueError, SafetensorError) as error:
         raise ConfigError(f"{path} cannot be read: {error}", key="SOURCE") from error
     except Exception as error:  # torch raises many kinds for a file that is not its own, or that would run code
-        raise ConfigError(f"{path} cannot be read: {str(error).splitlines()[0]}", key="SOURCE") from error
+        rule = "it is damaged, or holds more than tensors, and no code in it is run"
+        raise ConfigError(f"{path} cannot be read: {rule}", key="SOURCE") from error
     if not isinstance(found, dict) or not all(isinstance(tensor, torch.Tensor) for tensor in found.values()):
         raise ConfigError(f"{path} is no mapping of names to tensors", key="SOURCE")
     return found
