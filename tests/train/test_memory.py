@@ -143,6 +143,9 @@ def test_what_cannot_be_is_said(yaml: Path, tmp_path: Path, capsys: Any, monkeyp
     assert "AdamW only" in second["reason"] and "bf16-pure/split: refused" in text
     code, summary, _ = command(capsys, str(yaml), "--modes", "bf16-pure/kahn")
     assert code == 2 and "Did you mean bf16-pure/kahan?" in summary["error"]
+    for modes, words in (("", "this names no mode"), ("fp32,fp16-ipu", "this is a formula, and always listed. Leave it out.")):
+        code, summary, _ = command(capsys, str(yaml), "--modes", modes)
+        assert code == 2 and words in summary["error"]
 
     def fails(*_: Any) -> Any:
         raise RunError("the measuring process ended with -9: it was killed; did memory run out?")

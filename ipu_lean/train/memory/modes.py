@@ -39,7 +39,11 @@ MODES = (
 def chosen(names: Optional[Sequence[str]]) -> List[Mode]:
     """The modes of these names; all for None. ConfigError for a name that there is not."""
     by_name = {mode.name: mode for mode in MODES}
+    if names is not None and not names:
+        raise ConfigError("this names no mode", key="--modes", suggestion=f"they are {', '.join(by_name)}")
     for name in names or ():
+        if name == "fp16-ipu":
+            raise ConfigError("this is a formula, and always listed", key="--modes", value=name, suggestion="leave it out")
         if name not in by_name:
             near = did_you_mean(name, by_name)
             hint = f"did you mean {near}?" if near else f"they are {', '.join(by_name)}"
