@@ -78,6 +78,11 @@ def _csv(file: TextIO, path: Path, text_key: str, label_key: str) -> Iterator[Pa
     before = csv.field_size_limit(LONGEST)
     try:
         reader = csv.DictReader(file, delimiter="\t" if suffix_of(path) == ".tsv" else ",", strict=True)
+        names = list(reader.fieldnames or ())
+        for name, option in ((text_key, "data.text_key"), (label_key, "data.label_key")):
+            if names.count(name) > 1:
+                rule, hint = f"{names.count(name)} columns have this name", "rename all but one of them"
+                raise ConfigError(rule, key=option, value=name, suggestion=hint, file=str(path), line=reader.line_num)
         for record in reader:
             yield _pair(record, text_key, label_key, path, reader.line_num)
     except csv.Error as error:
