@@ -79,7 +79,9 @@ def run_auto(
         raise ConfigError(f"a POD has {', '.join(map(str, PODS[:-1]))} or {PODS[-1]} IPUs", key="--pod", value=wanted)
     found = search(loaded.config, wanted)
     if found is None:
-        raise _nothing(loaded, f"no plan with a global batch of {start.global_batch} rows fits a POD{wanted}.")
+        ways = "Try another --pod, or more rows (batch.accumulation)."
+        rule = f"no plan with a global batch of {start.global_batch} rows fits a POD{wanted}, of which a plan uses every IPU"
+        raise _nothing(loaded, f"{rule}. {ways}")
     summary = run_plan(loaded._replace(config=found.config), None, out, traced)
     keys, why = keys_of(config, found.plan.workload), explain(found)
     counts = {"tried": found.tried, "fitting": found.fitting}

@@ -113,4 +113,5 @@ def test_the_command_keeps_a_configuration_that_plans_as_it_says(tmp_path: Path,
 
 def test_a_model_that_fits_nowhere(capsys: Any) -> None:
     assert main(["plan", str(ROOT / "configs" / "gpt2_large_pod16.yaml"), "--auto", "--pod", "4"]) == 4
-    assert "no plan with a global batch of 512 rows fits a POD4" in capsys.readouterr().err
+    error = capsys.readouterr().err
+    assert "no plan with a global batch of 512 rows fits a POD4" in error and "Try another --pod" in error
