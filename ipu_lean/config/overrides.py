@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any, Dict, get_origin
+from typing import Any, Dict, get_args, get_origin
 
-from ipu_lean.config.fields import Path, field_at, is_text, nearest
+from ipu_lean.config.fields import Path, field_at, is_section, is_text, nearest
 from ipu_lean.config.messages import mark_of
 from ipu_lean.config.yaml_text import Mark, parse_value
 from ipu_lean.errors import ConfigError
@@ -19,6 +19,7 @@ def apply(tree: Dict[str, Any], marks: Dict[Path, Mark], override: str) -> None:
     field, above = field_at(path), field_at(path[:-1])
     in_mapping = above is not None and get_origin(above.annotation) is dict
     if field is None and not in_mapping:
+        _check_mapping(path, name, text)
         near = nearest(path)
         raise ConfigError("there is no such key" + (f" (did you mean `{near}`?)" if near else ""), key=name, file="override")
     value = _as_text(text) if field is not None and is_text(field.annotation) else parse_value(text)
@@ -35,6 +36,24 @@ def apply(tree: Dict[str, Any], marks: Dict[Path, Mark], override: str) -> None:
     for old in [mark for mark in marks if mark[: len(path)] == path]:
         del marks[old]
     marks[path] = Mark("override", None, text)
+
+
+def _check_mapping(path: Path, name: str, text: str) -> None:
+    """ConfigError for a path that goes on below a name in a mapping, such as `study.expect.NAME`, where no override reaches."""
+    for depth in range(1, len(path) - 1):
+        field = field_at(path[:depth])
+        if field is None or get_origin(field.annotation) is not dict:
+            continue
+        # Names that hold mappings are single words (variants); those that hold values may be dotted (a grid's keys).
+        held = get_args(field.annotation)[1]
+        end = depth + 1 if get_origin(held) is dict or is_section(held) else depth
+        shown = f'"{".".join(path[:end])}={{{".".join(path[end:])}: {text}}}"'
+        raise ConfigError(
+            f"what stands in `{'.'.join(path[:end])}` is given together",
+            key=name,
+            suggestion=f"write {shown}, with all else that is to stand there",
+            file="override",
+        )
 
 
 def _as_text(text: str) -> Any:

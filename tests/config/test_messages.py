@@ -70,6 +70,22 @@ def test_an_unknown_override_is_refused_with_its_neighbour():
         load(BASE, ["model.widht=3"])
 
 
+@pytest.mark.parametrize(
+    "override, written",
+    [
+        ("study.expect.kahan.within=1e-2", "study.expect.kahan={within: 1e-2}"),
+        ("study.variants.kahan.optimizer.lr=1", "study.variants.kahan={optimizer.lr: 1}"),
+        ("sweep.grid.optimizer.weight_decay=[0, 0.1]", "sweep.grid={optimizer.weight_decay: [0, 0.1]}"),
+        ("ipu.engine_options.opt.useAutoloader=true", "ipu.engine_options={opt.useAutoloader: true}"),
+    ],
+)
+def test_an_override_below_a_name_in_a_mapping_is_told_how_to_be_written(override, written):
+    with pytest.raises(ConfigError) as caught:
+        load(BASE, [override])
+    error = str(caught.value)
+    assert error.startswith(f"override: `{override.partition('=')[0]}`: what stands in `") and f'Write "{written}"' in error
+
+
 def test_a_mistake_from_an_override_says_so():
     with pytest.raises(ConfigError, match=r"override: `train\.steps: 60\.0`: this must be a whole number\. Write 60\."):
         load(BASE, ["train.steps=6e1"])
