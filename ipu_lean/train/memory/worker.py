@@ -204,7 +204,8 @@ def main(stream: Any = None) -> int:
     config = load_config(order["config"])
     if config.train.threads is not None:
         torch.set_num_threads(config.train.threads)
-    print(json.dumps(measure(config, order["vocab"])), flush=True)
+    sys.stdout.write(json.dumps(measure(config, order["vocab"])) + "\n")  # the last line is what the parent reads
+    sys.stdout.flush()
     return 0
 
 
