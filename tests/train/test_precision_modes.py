@@ -104,7 +104,7 @@ def test_what_has_to_be_wide_is_wide(kind: str, precision: str) -> None:
     # A layer norm of bf16 weights gets bf16 and widens inside the kernel (below); all else is given fp32.
     allowed = {torch.float32} if kind == "reversible" or precision != "bf16-pure" else {narrow}
     assert all(set(op.inputs) <= allowed for op in statistics), statistics
-    softmax = seen.of("_softmax")  # which widens 16 bits inside its kernel as well
+    softmax = seen.of("_softmax", "softmax")  # the first widens 16 bits inside its kernel as well
     assert softmax or precision == "fp32"
     assert all(set(op.inputs) <= {half, torch.float32} for op in softmax)
 
