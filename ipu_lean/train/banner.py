@@ -84,7 +84,8 @@ def _network(config: Config, vocab: int) -> str:
         return f"{model.depth} hidden layers, width {model.width}, {model.activation}, {vocab:,} classes"
     head = "" if model.head == "causal-lm" else f", {model.head}"
     kinds = list(dict.fromkeys(layer_kinds.kinds(model)))
-    attention = "" if kinds == ["full"] else f" of {' and '.join(kinds)} attention"
+    named = " and ".join(part for part in (", ".join(kinds[:-1]), kinds[-1]) if part)
+    attention = "" if kinds == ["full"] else f" of {named} attention"
     return (
         f"{model.depth} layers, width {model.width}, {derived.heads(model)} heads{attention}, vocabulary {vocab:,}, "
         f"{model.stack.kind} stack{head}, memory engine {derived.engine(config)}"
