@@ -47,7 +47,7 @@ CASES = {
     "large": Case(256, 256, 8, 4, 60, 1.0),
 }
 WORKERS = 2
-FIRST = 20  # updates after which rounding has not grown yet
+FIRST = 8  # updates after which rounding has not grown yet
 NUDGE = 1e-7  # of each weight: about one rounding of a float32
 
 

@@ -202,6 +202,7 @@ class AnyPrecisionAdamW(torch.optim.Optimizer):
         for step, pieces in runs.items():
             for block in stretch.blocks(pieces, walk.longest):
                 walk.update(block, step)
+        walk.finish()
         stretch.finish()
         torch._foreach_add_(steps, 1)
 

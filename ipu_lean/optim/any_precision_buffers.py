@@ -23,11 +23,12 @@ SMALL = 1 << 15  # elements; gradients below are gathered
 
 
 class Block(NamedTuple):
-    """Elements begin .. end of a buffer, and their gradient `[end - begin]`."""
+    """Elements begin .. end of a buffer and their gradient `[end - begin]`; the next block overwrites that of a `passing` one."""
 
     begin: int
     end: int
     gradient: torch.Tensor
+    passing: bool = False
 
 
 class Stretch:
@@ -142,7 +143,7 @@ class Stretch:
             held = self._gathered[dtype] = torch.empty(end - begin, dtype=dtype, device=self.device)
         out = held[: end - begin]
         torch.cat([gradient for _, gradient in pending], out=out)
-        return Block(begin, end, bare(out, 0, end - begin))
+        return Block(begin, end, bare(out, 0, end - begin), passing=True)
 
     def slices(self, begin: int, end: int) -> Tuple[Optional[torch.Tensor], ...]:
         """(weights, exp_avg, exp_avg_sq, compensation or lower or None, lowest or None) of elements begin .. end; remembered, as

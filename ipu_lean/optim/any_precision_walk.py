@@ -39,12 +39,13 @@ class Walk:
         longest = GPU_BLOCK if stretch.device.type == "cuda" else COMPILED_BLOCK if self.compiled else EAGER_BLOCK
         self.longest = min(longest, stretch.size)
         self.draws = self.noisy or self.summation == "stochastic"
+        self._work = native.Work() if self.native else None
         self._scalars: Dict[float, torch.Tensor] = {}
         self._rules: Dict[torch.dtype, rules.Rule] = {}
 
     def update(self, block: Block, step: float) -> None:
         """Update `step` (1 is the first) of one block."""
-        begin, end, gradient = block
+        begin, end, gradient, passing = block
         w, m, v, *kept = self.stretch.slices(begin, end)
         if self.plain:
             rules.update_plain(w, gradient, m, v, self.group, step)
@@ -55,12 +56,20 @@ class Walk:
             key = torch.tensor(words, dtype=torch.int32, device=self.stretch.device)
             index = None if self.native else bare(self.stretch.index(end - begin), 0, end - begin)
         rest = (self._numbers(step), index, key, self.summation, self.noisy, self.group["maximize"])
-        fast = self.compiled and (self.native or end - begin >= SHORT)
+        if self._work is not None:
+            self._work(w, gradient, m, v, *kept, *rest, at_once=passing)
+            return
+        fast = self.compiled and end - begin >= SHORT
         rule = self._compiled_rule(gradient.dtype) if fast else rules.update
         if rule is not None:
             rule(w, gradient, m, v, *kept, *rest)
         else:
             self._compile((w, gradient, m, v, *kept, *rest))
+
+    def finish(self) -> None:
+        """After the last block."""
+        if self._work is not None:
+            self._work.finish()
 
     def _numbers(self, step: float) -> torch.Tensor:
         if step not in self._scalars:
@@ -77,8 +86,6 @@ class Walk:
 
     def _compiled_rule(self, gradient: torch.dtype) -> Optional[rules.Rule]:
         """What updates blocks with gradients of this type; None if it is yet to be compiled."""
-        if gradient not in self._rules and self.native:
-            self._rules[gradient] = native.rule()
         if gradient not in self._rules:
             signature = self._signature(gradient)
             if signature in _failed:

@@ -82,13 +82,34 @@ def test_c_for_any_processor(tuned, monkeypatch, tmp_path):
 
 
 @needs_cc
-def test_threads_change_no_bit():
+@pytest.mark.parametrize("summation", ["kahan", "split", "stochastic"])
+def test_threads_change_no_bit(summation):
     results = []
-    for threads in (1, 2):
+    for threads in (1, 2, 3):
         torch.set_num_threads(threads)
-        results.append(both(steps=2, summation="stochastic")[0][0])
+        params, states = both(steps=2, summation=summation)[0]
+        results.append(params + [tensor for state in states for tensor in state.values()])
     torch.set_num_threads(1)
-    assert all(torch.equal(a, b) for a, b in zip(*results))
+    assert all(torch.equal(a, b) and torch.equal(a, c) for a, b, c in zip(*results))
+
+
+@pytest.mark.parametrize("threads", [1, 2, 3, 5])
+def test_every_element_is_shared_out_once(threads):
+    done = {length: [0] * length for length in (7, 640, 100, 5000, 64)}
+
+    def call_of(length):
+        def call(begin, end):
+            assert begin % 64 == 0
+            for place in range(begin, end):
+                done[length][place] += 1
+
+        return call
+
+    shares = native.shared_out([(call_of(length), length) for length in done], threads)
+    lengths = [sum(end - begin for _, begin, end in share) for share in shares]
+    assert len(shares) == threads and max(lengths) - min(lengths) <= 64 * threads
+    native._make([part for share in shares for part in share])
+    assert all(set(counts) == {1} for counts in done.values())
 
 
 @needs_torch_compile

@@ -17,7 +17,7 @@ import tempfile
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, Callable, Mapping, Optional, Tuple
+from typing import Any, Callable, List, Mapping, Optional, Sequence, Tuple
 
 import torch
 
@@ -25,6 +25,7 @@ SOURCE = Path(__file__).with_name("adamw.c")
 FLAGS = ("-O3", "-std=c99", "-fno-math-errno", "-fno-trapping-math", "-ffp-contract=off", "-fPIC", "-shared")
 TUNED = ("-march=native", "-mprefer-vector-width=512"), ("-march=native",), ()
 """Tried in turn: not every compiler knows these."""
+Call = Callable[[int, int], None]
 KINDS = {"none": 0, "kahan": 1, "split": 2, "stochastic": 3}
 log = logging.getLogger(__name__)
 PART = 1 << 14  # elements a thread should have at least
@@ -107,36 +108,84 @@ if hasattr(os, "register_at_fork"):  # a child has none of its parent's threads
     os.register_at_fork(after_in_child=_pool.cache_clear)
 
 
-def rule() -> Callable[..., None]:
-    """`any_precision_rules.update` in C, with the same arguments. Threads: as many as torch may use."""
-    function, problem = library()
-    assert function is not None, problem
+class Work:
+    """`any_precision_rules.update` in C, for one update of many blocks: called with the same arguments, and ended by `finish`.
 
-    def run(w: Any, g: Any, m: Any, v: Any, kept: Any, lowest: Any, s: Any, index: Any, key: Any, *options: Any) -> None:
+    With several threads (as many as torch may use) calls wait, so that all blocks are shared out once: waking a thread for each
+    costs more than a small block. A call says with `at_once` that its gradient does not stay.
+    """
+
+    def __init__(self) -> None:
+        function, problem = library()
+        assert function is not None, problem
+        self._function, self._threads = function, torch.get_num_threads()
+        self._waiting: List[Tuple[Call, int]] = []
+        self._held: List[Any] = []  # tensors that calls which wait have addresses of
+
+    def __call__(
+        self, w: Any, g: Any, m: Any, v: Any, kept: Any, lowest: Any, s: Any, index: Any, key: Any, *options: Any, at_once: bool
+    ) -> None:
+        """See `any_precision_rules.update`; `index` is not read."""
         summation, noisy, _ = options
-        words = (0, 0) if key is None else [int(word) & 0xFFFFFFFF for word in key.tolist()]
-        count = w.numel()
+        words = (0, 0) if key is None else tuple(int(word) & 0xFFFFFFFF for word in key.tolist())
+        count, function = w.numel(), self._function
+        addresses = [tensor.data_ptr() for tensor in (w, g, m, v)]
+        after = [None if tensor is None else tensor.data_ptr() for tensor in (kept, lowest)]
+        narrow = 1 if summation == "split" else 2
+        scalars = s.data_ptr()
 
         def part(begin: int, end: int) -> None:
-            wide, narrow = 2 * begin, begin
             function(
                 KINDS[summation],
                 noisy,
                 end - begin,
-                *(tensor.data_ptr() + wide for tensor in (w, g, m, v)),
-                None if kept is None else kept.data_ptr() + (narrow if summation == "split" else wide),
-                None if lowest is None else lowest.data_ptr() + narrow,
-                s.data_ptr(),
+                *(address + 2 * begin for address in addresses),
+                None if after[0] is None else after[0] + narrow * begin,
+                None if after[1] is None else after[1] + begin,
+                scalars,
                 *words,
                 begin,
             )
 
-        threads = min(torch.get_num_threads(), max(1, count // PART))
-        if threads == 1:
+        if self._threads == 1 or at_once:
             part(0, count)
-            return
-        each = -(-count // threads // 64) * 64
-        starts = range(0, count, each)
-        list(_pool(threads).map(part, starts, [min(start + each, count) for start in starts]))
+        else:
+            self._waiting.append((part, count))
+            self._held += (w, g, m, v, kept, lowest, s)
 
-    return run
+    def finish(self) -> None:
+        """Make the calls that wait, an equal number of elements for each thread; this one takes the first share."""
+        waiting, self._waiting = self._waiting, []
+        total = sum(count for _, count in waiting)
+        threads = min(self._threads, max(1, total // PART))
+        first, *others = shared_out(waiting, threads)
+        running = [_pool(threads - 1).submit(_make, share) for share in others]
+        _make(first)
+        for share in running:
+            share.result()
+        self._held = []
+
+
+def shared_out(calls: Sequence[Tuple[Call, int]], shares: int) -> List[List[Tuple[Call, int, int]]]:
+    """`calls` (of begin and end; elements) cut into `shares` lists of (call, begin, end) of about equal length.
+
+    Cuts are at multiples of 64 elements, so that two threads never write to one cache line of an aligned block.
+    """
+    each = max(1, -(-sum(count for _, count in calls) // shares))
+    found: List[List[Tuple[Call, int, int]]] = [[] for _ in range(shares)]
+    number, room = 0, each
+    for call, count in calls:
+        begin = 0
+        while begin < count:
+            end = count if number == shares - 1 else min(count, begin + -(-room // 64) * 64)
+            found[number].append((call, begin, end))
+            room -= end - begin
+            begin = end
+            if room <= 0 and number < shares - 1:
+                number, room = number + 1, each
+    return found
+
+
+def _make(share: Sequence[Tuple[Call, int, int]]) -> None:
+    for call, begin, end in share:
+        call(begin, end)
