@@ -135,3 +135,14 @@ def slope_of(rows: Sequence[T], value: Callable[[T], float]) -> Optional[float]:
         return None
     sizes = sorted(by_size)
     return slope(sizes, [2.0 ** (sum(map(math.log2, by_size[size])) / len(by_size[size])) for size in sizes])
+
+
+def scatter_of(rows: Sequence[TensorFigure]) -> float:
+    """Standard error of the slope of `init` by chance alone: a root mean square of n normal numbers is off by 1 / sqrt(2 n)."""
+    entries: Dict[int, int] = {}
+    for row in rows:
+        entries[row.size] = entries.get(row.size, 0) + math.prod(row.shape)
+    mean = sum(map(math.log2, entries)) / len(entries)
+    spread = sum((math.log2(size) - mean) ** 2 for size in entries)
+    squares = sum((math.log2(size) - mean) ** 2 / (2 * count) for size, count in entries.items())
+    return math.sqrt(squares) / spread / math.log(2.0) if spread else 0.0

@@ -18,11 +18,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import List, Optional, Sequence
 
-from ipu_lean.mup.figures import BRANCH, OUTPUT, STREAM, Coordinate, Figures, TensorFigure, grouped, slope_of
+from ipu_lean.mup.figures import BRANCH, OUTPUT, STREAM, Coordinate, Figures, TensorFigure, grouped, scatter_of, slope_of
 from ipu_lean.mup.verdict import FAIL, INCONCLUSIVE, PASS, Verdict, signed
 
 # Each with its evidence in docs/coord-check.md.
-INIT = 0.2
+INIT, INIT_ERRORS = 0.2, 4.0  # the second: in standard errors, where a small tensor scatters by more
 SCORES = 0.2
 READOUT = 0.1
 VALUES = 0.3
@@ -112,9 +112,10 @@ def _of_tensor(name: str, rows: Sequence[TensorFigure], family: str, usual: int)
         # SGD's updates are as large as gradients, and those of a start with zeros vanish with the width where muP allows them to.
         expected = axis_power(rows, 0) - power if kind == "hidden" else max(axis_power(rows, axis) for axis in axes(rows))
         update = Finding("updates", name, kind, built, expected, UPDATES)
+    scatter = 0.0 if kind == "vector" else INIT_ERRORS * scatter_of(rows)  # vectors start with constants
     found = [
         update,
-        Finding("init", name, kind, slope_of(rows, lambda row: row.init), -0.5 * power, INIT),
+        Finding("init", name, kind, slope_of(rows, lambda row: row.init), -0.5 * power, max(INIT, scatter)),
         Finding("decay", name, kind, slope_of(rows, lambda row: row.decay or 0.0), 0.0, DECAY),
     ]
     if built is not None:

@@ -1,11 +1,13 @@
 """The judge on figures that follow known power laws."""
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any, Dict
 
 import pytest
+import torch
 
-from ipu_lean.mup.figures import BRANCH, STREAM, Coordinate, Figures
+from ipu_lean.mup.figures import BRANCH, STREAM, Coordinate, Figures, scatter_of, slope_of
 from ipu_lean.mup.judge import judge, judge_depth, judged_steps
 from ipu_lean.mup.verdict import FAIL, INCONCLUSIVE, PASS, Verdict, overall
 from tests.mup.made import figures
@@ -47,6 +49,27 @@ def test_a_wrong_power_fails_its_own_question_with_its_number(question: str, cha
     assert verdicts[question].number == pytest.approx(number, abs=1e-9)
     others = {name for name, verdict in verdicts.items() if verdict.status != PASS} - {question}
     assert not others, others
+
+
+@pytest.mark.parametrize("rows, power, status", [(4, -0.25, PASS), (400, -0.25, FAIL), (4, -0.5, FAIL)])
+def test_a_small_table_scatters_by_chance(rows: int, power: float, status: str) -> None:
+    """Axial positions have a few rows: a slope of a quarter is chance there, half a power is not."""
+    found = figures()
+    for width in (32, 64, 128):
+        made = replace(found.tensors[0], size=width, name="rows", shape=(rows, 1, width // 4), init=width**power)
+        found.tensors.append(replace(made, first=1.0, rate=1.0, rate_built=1.0, decay=0.01))
+    assert named(judge(found))["initialisation"].status == status
+
+
+def test_what_chance_alone_gives() -> None:
+    """The slope's spread over many draws of a table is the standard error that is allowed for."""
+    generator = torch.Generator().manual_seed(0)
+    slopes = []
+    for _ in range(300):
+        rows = [replace(figures().tensors[0], size=width, shape=(4, width // 4)) for width in (32, 64, 128)]
+        rows = [replace(row, init=float(torch.randn(row.shape, generator=generator).square().mean().sqrt())) for row in rows]
+        slopes.append(slope_of(rows, lambda row: row.init))
+    assert torch.tensor(slopes).std().item() == pytest.approx(scatter_of(rows), rel=0.15)
 
 
 def test_heads_that_keep_their_size_must_have_scores_that_keep_theirs() -> None:
