@@ -9,7 +9,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from ipu_lean.models import TrainStep
 from tests.models.common import tokens_for
-from tests.models.test_reformer import reformer
+from tests.models.reformer_common import reformer
 from tests.reversible.ranks import on_two_ranks
 
 pytestmark = pytest.mark.pod

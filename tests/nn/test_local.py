@@ -10,7 +10,7 @@ import torch
 from ipu_lean.errors import ConfigError
 from ipu_lean.nn import CausalSelfAttention, LocalSelfAttention, Rotary
 from tests.nn import reformer_reference as reference
-from tests.nn.test_lsh import close, gradients, some_present
+from tests.nn.lsh_common import close, gradients, some_present
 
 pytestmark = pytest.mark.pod
 

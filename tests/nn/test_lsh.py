@@ -1,45 +1,19 @@
-"""LSH attention: against Hugging Face's and against the definition in loops, masks, lengths, types, reproducibility."""
+"""LSH attention: against Hugging Face's and against the definition in loops, masks, lengths, padding, what is refused."""
 
 from __future__ import annotations
 
-import copy
 import itertools
 
 import pytest
 import torch
 
 from ipu_lean.errors import ConfigError
-from ipu_lean.nn import LSHSelfAttention, Rotary
+from ipu_lean.nn import Rotary
 from ipu_lean.nn.attention.hashing import bucket_factors, hash_buckets
 from tests.nn import reformer_reference as reference
+from tests.nn.lsh_common import close, gradients, make, some_present
 
 pytestmark = pytest.mark.pod
-
-
-def make(width=16, heads=2, head_size=None, *, seq=64, chunk=8, implementation="explicit", **options):
-    torch.manual_seed(1)
-    module = LSHSelfAttention(width, heads, head_size, seq=seq, chunk=chunk, implementation=implementation, **options).double()
-    for parameter in module.parameters():
-        torch.nn.init.normal_(parameter, std=1.5 * width**-0.5)
-    return module
-
-
-def some_present(batch, seq, generator=None):
-    """Absent tokens at the end of the first sequence and at the start of the others."""
-    present = torch.ones(batch, seq, dtype=torch.bool)
-    present[0, -seq // 5 :] = False
-    present[1:, : seq // 7] = False
-    return present
-
-
-def gradients(y, inputs, seed=5):
-    weights = torch.randn(y.shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).to(y.dtype)
-    return torch.autograd.grad(y, inputs, weights)
-
-
-def close(ours, theirs, tolerance):
-    scale = max(1.0, float(theirs.detach().abs().max()))
-    return float((ours - theirs).detach().abs().max()) <= tolerance * scale
 
 
 # seq, chunk, hashes, buckets, causal, padded, before, after
@@ -257,130 +231,6 @@ def test_heads_need_not_fill_the_width():
 
 
 @pytest.mark.parametrize("implementation", ["explicit", "fused"])
-@pytest.mark.parametrize("dtype,tolerance", [(torch.float32, 1e-5), (torch.bfloat16, 0.08), (torch.float16, 0.01)])
-@pytest.mark.parametrize("seq", [64, 8])
-def test_every_type(implementation, dtype, tolerance, seq):
-    if not reference.multiplies(dtype):
-        pytest.skip(f"this torch has no matrix products of {dtype} on CPU")
-    exact = make(hashes=2)
-    x, present = torch.randn(2, seq, 16, dtype=torch.float64).to(dtype).double(), some_present(2, seq)
-    module = copy.deepcopy(exact).to(dtype)
-    module.set_implementation(implementation)
-    kept = []
-    for which in (module, exact):  # both with the order of the first: hashes of rounded queries differ
-
-        def remember(compute):
-            if not kept:
-                kept.append(compute())
-            return kept[0]
-
-        which.remember = remember
-    given = x.to(dtype).requires_grad_()
-    got = module(given, present=present)
-    assert got.dtype == dtype
-    expected = exact(x, present=present)
-    assert (got.double() - expected).norm() <= tolerance * expected.norm()
-    got.float().square().sum().backward()
-    assert all(p.grad.isfinite().all() and p.grad.abs().max() > 0 for p in (given, *module.parameters()))
-
-
-@pytest.mark.parametrize("implementation", ["explicit", "fused"])
-def test_large_numbers_in_16_bits(implementation):
-    """Scores of thousands and constants of -1e9 must not become infinite or NaN."""
-    for dtype in filter(reference.multiplies, (torch.float16, torch.bfloat16)):
-        module = make(hashes=2, implementation=implementation).to(dtype)
-        x = (300 * torch.randn(2, 64, 16)).to(dtype).requires_grad_()
-        y = module(x, present=some_present(2, 64))
-        (1e-4 * y.float()).sum().backward()
-        assert y.isfinite().all() and x.grad.isfinite().all()
-
-
-@pytest.mark.parametrize("implementation", ["explicit", "fused"])
-@pytest.mark.parametrize("seq", [64, 8])
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_autocast(implementation, seq, dtype):
-    if not reference.multiplies(dtype):
-        pytest.skip(f"this torch has no matrix products of {dtype} on CPU")
-    module = make(hashes=2, implementation=implementation).float()
-    x = torch.randn(2, seq, 16, requires_grad=True)
-    with torch.autocast("cpu", dtype):
-        y = module(x, present=some_present(2, seq))
-    assert y.dtype == dtype
-    y.float().square().sum().backward()
-    assert x.grad.dtype == torch.float32 and x.grad.isfinite().all() and x.grad.abs().max() > 0
-
-
-@pytest.mark.parametrize("hashes", [1, 2])
-@pytest.mark.parametrize("dropout", [0.0, 0.5])
-def test_fresh_memory_is_written_before_it_is_read(monkeypatch, hashes, dropout):
-    """Products that add to nothing must not keep the NaN that memory may hold; torch 2.0.1's small ones do."""
-    module = make(chunk=4, hashes=hashes, attention_dropout=dropout, implementation="fused").float()
-    x = torch.randn(2, 32, 16, requires_grad=True)
-    empty = torch.empty
-
-    def full_of_nan(*shape, **options):
-        found = empty(*shape, **options)
-        return found.fill_(float("nan")) if found.dtype.is_floating_point else found
-
-    monkeypatch.setattr(torch, "empty", full_of_nan)
-    y = module(x, present=some_present(2, 32))
-    y.square().sum().backward()
-    assert y.isfinite().all() and all(p.grad.isfinite().all() for p in (x, *module.parameters()))
-
-
-def test_random_numbers_of_the_caller_are_left_alone():
-    module, x = make(hashes=2), torch.randn(2, 64, 16, dtype=torch.float64)
-    before = torch.get_rng_state()
-    first = module(x)
-    module.redraw(1)
-    module.set_hashes(1)
-    assert torch.equal(torch.get_rng_state(), before)
-    assert not torch.equal(module(x), first)
-
-
-@pytest.mark.parametrize("implementation", ["explicit", "fused"])
-def test_dropout_is_reproducible_and_ends_with_training(implementation):
-    module = make(attention_dropout=0.5, dropout=0.5, implementation=implementation)
-    plain = make(implementation=implementation)
-    x = torch.randn(2, 64, 16, dtype=torch.float64)
-    results = []
-    for seed in (1, 1, 2):
-        torch.manual_seed(seed)
-        results.append(module(x))
-    assert torch.equal(results[0], results[1]) and not torch.equal(results[0], results[2])
-    assert torch.equal(module.eval()(x), plain(x))
-
-
-def test_attention_dropout_keeps_the_mean():
-    module = make(attention_dropout=0.5)
-    qk, v = torch.randn(1, 64, 2, 8, dtype=torch.float64).expand(400, -1, -1, -1), torch.ones(400, 64, 2, 8).double()
-    out = module.attended(qk, v, None)
-    assert abs(float(out.mean()) - 1) < 0.01 and float(out.std()) > 0.2
-
-
-def test_rounds_and_rotations_change_at_run_time():
-    module, x = make(hashes=1), torch.randn(2, 64, 16, dtype=torch.float64)
-    one = module(x)
-    module.set_hashes(4)
-    four = module(x)
-    assert module.hashes == 4 and module.rotations.shape[2] == 4 and not torch.equal(one, four)
-    assert torch.equal(make(hashes=4)(x), four)
-    module.set_hashes(1)
-    assert torch.equal(module(x), one)
-    module.redraw(9)
-    assert not torch.equal(module(x), one)
-    module.redraw(0)
-    assert torch.equal(module(x), one)
-    assert not any("rotations" in name for name in module.state_dict())
-
-
-def test_layers_and_seeds_hash_differently():
-    x = torch.randn(2, 64, 16, dtype=torch.float64)
-    results = [make(seed=seed, layer=layer)(x) for seed, layer in ((0, 0), (0, 1), (1, 0))]
-    assert not torch.equal(results[0], results[1]) and not torch.equal(results[0], results[2])
-
-
-@pytest.mark.parametrize("implementation", ["explicit", "fused"])
 def test_more_rounds_come_nearer_to_all_pairs(implementation):
     """The purpose of hashing: what is left out matters little, and less with every round."""
     module = make(32, 4, chunk=16, seq=128, causal=False, implementation=implementation)
@@ -404,32 +254,3 @@ def test_rotary_positions_turn_queries_before_they_are_hashed():
     expected = module.out(module.attended(module.positions(qk), v, None).flatten(2))
     assert torch.equal(module(x), expected)
     assert not torch.allclose(expected, module.out(module.attended(qk, v, None).flatten(2)))
-
-
-@pytest.mark.parametrize("implementation", ["explicit", "fused"])
-@pytest.mark.parametrize("seq", [64, 8])
-def test_torch_func(seq, implementation):
-    module = make(hashes=2, implementation=implementation)
-    parameters = dict(module.named_parameters())
-    x = torch.randn(3, seq, 16, dtype=torch.float64)
-
-    def call(parameters, x):
-        return torch.func.functional_call(module, parameters, (x[None],))[0]
-
-    assert close(torch.func.vmap(call, (None, 0))(parameters, x), module(x), 1e-12)
-    found = torch.func.grad(lambda parameters: call(parameters, x[0]).square().sum())(parameters)
-    wanted = torch.autograd.grad(module(x[:1]).square().sum(), list(parameters.values()))
-    for (name, gradient), other in zip(found.items(), wanted):
-        assert close(gradient, other, 1e-11), name
-
-
-def test_copies_and_meta():
-    module, x = make(hashes=2), torch.randn(2, 64, 16, dtype=torch.float64)
-    assert torch.equal(copy.deepcopy(module)(x), module(x))
-    with torch.device("meta"):
-        empty = LSHSelfAttention(16, 2, seq=64, chunk=8, hashes=2)
-        assert empty(torch.zeros(2, 64, 16)).is_meta
-    empty = empty.to_empty(device="cpu").double()
-    empty.load_state_dict(module.state_dict())
-    empty.set_implementation("explicit")
-    assert torch.equal(empty(x), module(x))

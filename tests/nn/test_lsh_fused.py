@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from ipu_lean.nn.attention import chunks, local_fused, lsh_fused, windows
+from ipu_lean.nn.attention.chunks import Terms
 from ipu_lean.nn.attention.local import LocalSelfAttention
 from ipu_lean.nn.attention.lsh import LSHSelfAttention
 from ipu_lean.nn.attention.sorting import bucket_order
@@ -33,7 +34,7 @@ def block_bytes(request, monkeypatch):
 
 
 def make(case, dtype=torch.float64, size=8, spread=1.0):
-    """Inputs, output gradient, (order, undo), keywords of both functions."""
+    """Inputs, output gradient, (order, undo), terms of both functions."""
     batch, seq, heads, rounds, chunk, before, after, causal, padded = CASES[case]
     generator = torch.Generator().manual_seed(1)
     shape = (batch, seq, heads, size)
@@ -45,23 +46,22 @@ def make(case, dtype=torch.float64, size=8, spread=1.0):
         present[0, -19:] = False
         present[-1, :5] = False
     buckets = torch.randint(0, 6, (batch, heads, rounds, seq), generator=generator)
-    options = {"chunk": chunk, "before": before, "after": after, "causal": causal, "present": present}
-    return q, k, v, tensors[3].to(dtype), bucket_order(buckets, 6), options
+    terms = Terms(chunk, before, after, causal, present)
+    return q, k, v, tensors[3].to(dtype), bucket_order(buckets, 6), terms
 
 
 def lsh(module, made, **more):
-    q, _, v, seed, (order, undo), options = made
-    out = module.lsh_attend(q, v, order, undo, score_mult=1.7, **options, **more)
+    q, _, v, seed, (order, undo), terms = made
+    out = module.lsh_attend(q, v, order, undo, terms._replace(score_mult=1.7, **more))
     return [out, *torch.autograd.grad(out, [q, v], seed)]
 
 
 def local(module, made, **more):
     """Rows that may see nothing, those of absent tokens, mean nothing."""
-    q, k, v, seed, _, options = made
-    out = module.local_attend(q, k, v, scale=0.4, **options, **more)
-    present = options["present"]
-    if present is not None:
-        out = out.masked_fill(present.logical_not()[:, :, None, None], 0.0)
+    q, k, v, seed, _, terms = made
+    out = module.local_attend(q, k, v, terms._replace(score_mult=0.4, **more))
+    if terms.present is not None:
+        out = out.masked_fill(terms.present.logical_not()[:, :, None, None], 0.0)
     return [out, *torch.autograd.grad(out, [q, k, v], seed)]
 
 
@@ -108,14 +108,14 @@ def test_sixteen_bits_round_inputs_and_results_only(kind, dtype):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_gradients_by_finite_differences_with_dropout(kind):
-    q, k, v, _, (order, undo), options = make("three rounds", size=3)
-    options.update(chunk=16, dropout_p=0.4, training=True)
+    q, k, v, _, (order, undo), terms = make("three rounds", size=3)
+    terms = terms._replace(dropout_p=0.4)
 
     def function(*tensors):
         torch.manual_seed(5)
         if kind == "lsh":
-            return lsh_fused.lsh_attend(*tensors, order, undo, **options)
-        return local_fused.local_attend(*tensors, **options)
+            return lsh_fused.lsh_attend(*tensors, order, undo, terms)
+        return local_fused.local_attend(*tensors, terms)
 
     def head(t):
         return t[:, :, :1].detach().requires_grad_()
@@ -132,34 +132,37 @@ def test_dropout_keeps_the_mean_and_is_replayed_by_torchs_random_numbers(kind):
     plain = run(module, made)[0]
     torch.manual_seed(3)
     state = torch.get_rng_state()
-    draws = [run(module, made, dropout_p=0.5, training=True) for _ in range(60)]
+    draws = [run(module, made, dropout_p=0.5) for _ in range(60)]
     torch.set_rng_state(state)
-    again = run(module, made, dropout_p=0.5, training=True)
+    again = run(module, made, dropout_p=0.5)
     assert all(torch.equal(a, b) for a, b in zip(again, draws[0]))
     assert not torch.equal(draws[1][0], draws[0][0])
     mean = torch.stack([draw[0] for draw in draws]).mean(0)
     one = (draws[0][0] - plain).norm()
     assert one > 0.2 * plain.norm()
     assert (mean - plain).norm() < 0.2 * one  # 60 independent draws: 1 / sqrt(60) = 0.13 of one's error
-    nothing = run(module, made, dropout_p=1.0, training=True)
+    nothing = run(module, made, dropout_p=1.0)
     assert all(bool((t == 0).all()) for t in nothing)
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_without_dropout_no_random_number_is_drawn(kind):
-    run, module = KINDS[kind]
-    made = make("published")
+    options = {"chunk": 16, "attention_dropout": 0.5}
+    attention = LSHSelfAttention(16, 2, seq=64, **options) if kind == "lsh" else LocalSelfAttention(16, 2, **options)
+    x = torch.randn(1, 64, 16)
     before = torch.get_rng_state()
-    run(module, made, dropout_p=0.5, training=False)
+    attention.eval()(x)
     assert torch.equal(torch.get_rng_state(), before)
+    attention.train()(x)
+    assert not torch.equal(torch.get_rng_state(), before)
 
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("case", ["three rounds", "padded", "its own neighbour"])
 def test_no_weight_on_the_future_or_on_padding(case, kind):
-    q, k, v, _, (order, undo), options = make(case)
-    present = options["present"]
-    out = lsh_fused.lsh_attend(q, v, order, undo, **options) if kind == "lsh" else local_fused.local_attend(q, k, v, **options)
+    q, k, v, _, (order, undo), terms = make(case)
+    present = terms.present
+    out = lsh_fused.lsh_attend(q, v, order, undo, terms) if kind == "lsh" else local_fused.local_attend(q, k, v, terms)
     for token in (7, 20, q.shape[1] - 1):
         if present is not None and not present[0, token]:
             continue
@@ -173,8 +176,8 @@ def test_no_weight_on_the_future_or_on_padding(case, kind):
 
 def test_a_lonely_token_attends_to_itself_in_every_round():
     """The first token of a causal sequence: large negative scores must not cost digits, of outputs or of gradients."""
-    q, _, v, seed, (order, undo), options = make("three rounds", torch.float32)
-    out = lsh_fused.lsh_attend(q, v, order, undo, **options)
+    q, _, v, _, (order, undo), terms = make("three rounds", torch.float32)
+    out = lsh_fused.lsh_attend(q, v, order, undo, terms)
     assert torch.allclose(out[:, 0], v[:, 0], rtol=1e-6, atol=0)
     to_q, to_v = torch.autograd.grad(out[:, 0].sum(), [q, v])
     assert torch.allclose(to_v[:, 0], torch.ones_like(to_v[:, 0]), rtol=1e-6, atol=0)
@@ -184,17 +187,17 @@ def test_a_lonely_token_attends_to_itself_in_every_round():
 @pytest.mark.parametrize("kind", KINDS)
 def test_inputs_may_be_views(kind):
     """Of one packed projection, with a gradient that is a view as well; and positions far apart are told apart in float32."""
-    q, k, v, seed, orders, options = make("both sides", torch.float32)
+    q, k, v, seed, orders, terms = make("both sides", torch.float32)
     run, module = KINDS[kind]
     packed = torch.stack([q, k, v], 2).detach().requires_grad_()
     strided = seed.transpose(1, 2).contiguous().transpose(1, 2)
-    views = (*packed.unbind(2), strided, orders, options)
-    assert_close(run(module, views), run(chunks, (q, k, v, seed, orders, options)), 1e-6)
+    views = (*packed.unbind(2), strided, orders, terms)
+    assert_close(run(module, views), run(chunks, (q, k, v, seed, orders, terms)), 1e-6)
 
 
 def test_gradients_of_gradients_are_refused():
-    q, k, v, _, _, options = make("published")
-    out = local_fused.local_attend(q, k, v, **options)
+    q, k, v, _, _, terms = make("published")
+    out = local_fused.local_attend(q, k, v, terms)
     (grad,) = torch.autograd.grad(out.sum(), q, create_graph=True)
     with pytest.raises(RuntimeError):
         torch.autograd.grad(grad.sum(), q)
@@ -212,18 +215,14 @@ def test_where_it_applies():
 
 
 def test_packed_inputs():
-    q, k, v, seed, (order, undo), options = make("padded, both sides")
-    hashed, local = {"score_mult": 1.7, **options}, {"scale": 0.4, **options}
-    for inputs, attend, attend_apart in (
-        (
-            (q, v),
-            lambda t: lsh_fused.lsh_attend_packed(t, order, undo, **hashed),
-            lambda *t: lsh_fused.lsh_attend(*t, order, undo, **hashed),
-        ),
-        ((q, k, v), lambda t: local_fused.local_attend_packed(t, **local), lambda *t: local_fused.local_attend(*t, **local)),
+    q, k, v, seed, orders, terms = make("padded, both sides")
+    terms = terms._replace(score_mult=1.7)
+    for inputs, attend, attend_apart, told in (
+        ((q, v), lsh_fused.lsh_attend_packed, lsh_fused.lsh_attend, (*orders, terms)),
+        ((q, k, v), local_fused.local_attend_packed, local_fused.local_attend, (terms,)),
     ):
         packed = torch.stack(inputs, 2).detach().requires_grad_()
-        out, apart = attend(packed), attend_apart(*inputs)
+        out, apart = attend(packed, *told), attend_apart(*inputs, *told)
         assert torch.equal(out, apart)
         (grad,) = torch.autograd.grad(out, packed, seed)
         assert torch.equal(grad, torch.stack(torch.autograd.grad(apart, inputs, seed), 2))

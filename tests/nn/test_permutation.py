@@ -6,7 +6,7 @@ from typing import Any, Tuple
 import pytest
 import torch
 
-from ipu_lean.nn.attention import chunks
+from ipu_lean.nn.attention.chunks import Terms, lsh_attend
 from ipu_lean.nn.attention.permutation import into_order, out_of_order
 from ipu_lean.nn.attention.sorting import bucket_order, inverse
 from ipu_lean.reversible.vjp import derive
@@ -70,7 +70,7 @@ def test_a_derived_backward_pass_adds_nothing_up(rounds: int) -> None:
     qk = torch.empty(BATCH, SEQ, HEADS, SIZE, dtype=torch.float64, device="meta")
 
     def attend(own: Any, more: Any) -> Any:
-        return (chunks.lsh_attend(*own, *more, chunk=4, before=1, after=0, causal=True),), ()
+        return (lsh_attend(*own, *more, Terms(chunk=4, before=1, after=0, causal=True)),), ()
 
     derived = derive(attend, (qk, qk), (order, undo))
     assert "aten::gather" in derived.ops() and not [name for name in derived.ops() if "scatter" in name or "index_put" in name]

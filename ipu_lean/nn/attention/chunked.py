@@ -1,15 +1,87 @@
-"""What the modules of local and of LSH attention have in common: their arguments' rules."""
+"""What the modules of local and of LSH attention have in common: their arguments' rules, and all but the attention itself."""
 
 from __future__ import annotations
 
-from typing import Optional, Sequence
+from typing import Callable, Optional, Sequence, Tuple
 
 import torch
 import torch.nn.functional as F
 from torch import nn
 
 from ipu_lean.errors import ConfigError
+from ipu_lean.nn.attention.cache import KVCache
+from ipu_lean.nn.attention.chunks import Terms
 from ipu_lean.nn.attention.full import IMPLEMENTATIONS, untouched
+from ipu_lean.nn.positions.rotary import Rotary, rotate
+from ipu_lean.nn.precision import as_matmul_input
+
+
+class ChunkedSelfAttention(nn.Module):
+    """`[batch, seq, width] -> [batch, seq, width]`: projections into heads, attention in chunks, a projection back.
+
+    Subclasses bring what is declared here:
+        projections: into heads, that of the values last.
+        attended: from what `projected` gives, `present`, and `packed` (the heads as one tensor, or None): the attention's output
+            `[batch, seq, heads, head_size]`.
+        continued: the same from `x`, `present` and a cache.
+    """
+
+    projections: Tuple[nn.Module, ...]
+    attended: Callable[..., torch.Tensor]
+    continued: Callable[..., torch.Tensor]
+    out: nn.Module
+    heads: int
+    head_size: int
+    chunk: int
+    before: int
+    after: int
+    causal: bool
+    attention_dropout: float
+    positions: Optional[Rotary]
+
+    def set_implementation(self, implementation: str) -> None:
+        """`explicit`, `fused` or `torch`."""
+        self.implementation = checked_implementation(implementation)
+
+    def forward(
+        self,
+        x: torch.Tensor,
+        present: Optional[torch.Tensor] = None,
+        cache: Optional[KVCache] = None,
+        mask: Optional[torch.Tensor] = None,
+    ) -> torch.Tensor:
+        """`[batch, seq, width] -> [batch, seq, width]`.
+
+        Args:
+            present: bool `[batch, seq]`, True where a token stands: the others are never attended to.
+            cache: what is kept of earlier tokens; `x`, of any length, continues them (incremental.py).
+            mask: there is none for pairs of tokens; ConfigError.
+
+        Raises ConfigError if seq is neither a multiple of the chunk nor short enough not to be cut.
+        """
+        no_mask(mask)
+        if cache is not None:
+            return self.out(self.continued(x, present, cache).reshape(*x.shape[:2], -1))
+        present = checked_present(present, x)
+        x = as_matmul_input(x)
+        together = self.implementation != "explicit" and self.positions is None
+        packed = as_one(x, self.projections, self.heads) if together else None
+        heads = self.projected(x, 0) if packed is None else packed.unbind(2)
+        return self.out(self.attended(*heads, present, packed).reshape(*x.shape[:2], -1))
+
+    def projected(self, x: torch.Tensor, start: int) -> Sequence[torch.Tensor]:
+        """Heads `[batch, seq, heads, head_size]` of each projection of `x`, whose first token has the position `start`: all but
+        the values are turned by rotary positions, if there are any."""
+        found = [split(layer(x), self.heads) for layer in self.projections]
+        if self.positions is None:
+            return found
+        turns = self.positions.rows(found[0], start)
+        return [*(rotate(one, *turns) for one in found[:-1]), found[-1]]
+
+    def terms(self, present: Optional[torch.Tensor], score_mult: float) -> Terms:
+        """Those of a call now."""
+        dropout_p = self.attention_dropout if self.training else 0.0
+        return Terms(self.chunk, self.before, self.after, self.causal, present, score_mult, dropout_p)
 
 
 def checked_shape(width: int, heads: int, head_size: Optional[int], chunk: int, before: int, after: int, key: str) -> int:

@@ -10,7 +10,7 @@ they got.
 
 from __future__ import annotations
 
-from typing import Any, Callable, Optional, Tuple
+from typing import Any, Optional, Tuple
 
 import torch
 import torch.nn.functional as F
@@ -20,7 +20,6 @@ from ipu_lean.nn.attention.cache import KVCache, Place
 from ipu_lean.nn.attention.chunks import HIDDEN, OWN, unit_keys
 from ipu_lean.nn.attention.hashing import bucket_factors, hash_buckets
 from ipu_lean.nn.attention.sorting import bucket_order
-from ipu_lean.nn.positions.rotary import rotate
 from ipu_lean.nn.precision import as_matmul_input
 
 
@@ -29,10 +28,10 @@ def local_with_cache(attention: Any, x: torch.Tensor, present: Optional[torch.Te
     `[batch, new, heads, head_size]`.
     """
     place, start = _begin(attention, x, present, cache)
-    q, k, v = _heads(attention, x, start, (attention.query, attention.key), attention.value)
+    q, k, v = attention.projected(as_matmul_input(x), start)
     keys, values = place.append("keys", k, start), place.append("values", v, start)
     if start == 0 and x.shape[1] > 1:
-        mixed = _whole(attention, cache, attention.chunk, attention.attended, q, k, v)
+        mixed = _whole(attention, cache, attention.chunk, q, k, v)
     else:
         mixed = torch.cat([_nearby(attention, cache, q[:, step], keys, values, start + step) for step in range(x.shape[1])], 1)
     if not attention.after:  # chunks ahead of the last one are the first ones
@@ -47,10 +46,10 @@ def lsh_with_cache(attention: Any, x: torch.Tensor, present: Optional[torch.Tens
     `[batch, new, heads, head_size]`.
     """
     place, start = _begin(attention, x, present, cache)
-    qk, v = _heads(attention, x, start, (attention.query_key,), attention.value)
+    qk, v = attention.projected(as_matmul_input(x), start)
     keys, values = place.append("keys", qk, start), place.append("values", v, start)
     if start == 0 and x.shape[1] > 1:
-        return _whole(attention, cache, attention.full_below, attention.attended, qk, v)
+        return _whole(attention, cache, attention.full_below, qk, v)
     found = []
     for length in range(start + 1, start + x.shape[1] + 1):
         held = keys.read()[:, :length], values.read()[:, :length]
@@ -72,29 +71,15 @@ def _begin(attention: Any, x: torch.Tensor, present: Optional[torch.Tensor], cac
     return cache.take(x.shape[1]), cache.length
 
 
-def _heads(attention: Any, x: torch.Tensor, start: int, turned: Tuple[Any, ...], plain: Any) -> Tuple[torch.Tensor, ...]:
-    """What the layers `turned` (by rotary positions, if there are any) and `plain` make of x, each `[batch, new, heads,
-    head_size]`.
-    """
-    x = as_matmul_input(x)
-    found = [layer(x).view(*x.shape[:2], attention.heads, attention.head_size) for layer in (*turned, plain)]
-    if attention.positions is not None:
-        turns = attention.positions.rows(found[0], start)
-        found = [rotate(one, *turns) for one in found[:-1]] + found[-1:]
-    return tuple(found)
-
-
-def _whole(
-    attention: Any, cache: KVCache, most: int, attended: Callable[..., torch.Tensor], *heads: torch.Tensor
-) -> torch.Tensor:
+def _whole(attention: Any, cache: KVCache, most: int, *heads: torch.Tensor) -> torch.Tensor:
     """The layer's own way with a whole sequence, padded to a length that it takes."""
     length = heads[0].shape[1]
     padded = cache.padded(length, attention.chunk, most)
     if padded == length:
-        return attended(*heads, None)
+        return attention.attended(*heads)
     longer = [F.pad(one, (0, 0, 0, 0, 0, padded - length)) for one in heads]
     present = torch.arange(padded, device=heads[0].device).lt(length).expand(heads[0].shape[0], padded)
-    return attended(*longer, present)[:, :length]
+    return attention.attended(*longer, present)[:, :length]
 
 
 def _nearby(attention: Any, cache: KVCache, query: torch.Tensor, keys: Any, values: Any, at: int) -> torch.Tensor:

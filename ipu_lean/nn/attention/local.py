@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Any, Dict, Optional
+from typing import Optional, Tuple
 
 import torch
 from torch import nn
 
 from ipu_lean.nn.attention import chunks, local_fused
 from ipu_lean.nn.attention.cache import KVCache
-from ipu_lean.nn.attention.chunked import as_one, checked_implementation, checked_present, checked_shape, no_mask, split
+from ipu_lean.nn.attention.chunked import ChunkedSelfAttention, checked_shape
 from ipu_lean.nn.attention.incremental import local_with_cache
 from ipu_lean.nn.fc import FCLayer
-from ipu_lean.nn.positions.rotary import Rotary, rotate
-from ipu_lean.nn.precision import as_matmul_input
+from ipu_lean.nn.positions.rotary import Rotary
 
 
-class LocalSelfAttention(nn.Module):
+class LocalSelfAttention(ChunkedSelfAttention):
     """`[batch, seq, width] -> [batch, seq, width]`: softmax(scale * q k^T) v among neighbouring chunks, then a projection.
 
     Its cost grows with seq. As published, neighbours are circular: without `causal` the first chunk sees the last one.
@@ -65,57 +64,27 @@ class LocalSelfAttention(nn.Module):
         self.out = FCLayer(inner, width, dropout=dropout, bias=bias, init_scale=init_scale, mult=mult)
         self.set_implementation(implementation)
 
-    def set_implementation(self, implementation: str) -> None:
-        """`explicit`, `fused` or `torch`."""
-        self.implementation = checked_implementation(implementation)
+    @property
+    def projections(self) -> Tuple[nn.Module, ...]:  # type: ignore[override]
+        """Into queries, keys and values."""
+        return self.query, self.key, self.value
 
-    def forward(
+    def attended(
         self,
-        x: torch.Tensor,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
         present: Optional[torch.Tensor] = None,
-        cache: Optional[KVCache] = None,
-        mask: Optional[torch.Tensor] = None,
+        packed: Optional[torch.Tensor] = None,
     ) -> torch.Tensor:
-        """`[batch, seq, width] -> [batch, seq, width]`.
-
-        Args:
-            present: bool `[batch, seq]`, True where a token stands: the others are never attended to.
-            cache: what is kept of earlier tokens; `x`, of any length, continues them (incremental.py).
-            mask: there is none for pairs of tokens; ConfigError.
-
-        Raises ConfigError if seq is neither a multiple of the chunk nor at most one chunk.
-        """
-        no_mask(mask)
-        if cache is not None:
-            return self.out(local_with_cache(self, x, present, cache).reshape(*x.shape[:2], -1))
-        present = checked_present(present, x)
-        x = as_matmul_input(x)
-        layers = (self.query, self.key, self.value)
-        packed = as_one(x, layers, self.heads) if self.implementation != "explicit" and self.positions is None else None
-        if packed is not None and local_fused.applies(packed):
-            chunks.check_length(x.shape[1], self.chunk, self.chunk, "model.local.chunk")
-            return self.out(local_fused.local_attend_packed(packed, **self._options(present)).reshape(*x.shape[:2], -1))
-        q, k, v = (split(layer(x), self.heads) for layer in layers) if packed is None else packed.unbind(2)
-        if self.positions is not None:
-            cos, sin = self.positions.rows(q, 0)
-            q, k = rotate(q, cos, sin), rotate(k, cos, sin)
-        return self.out(self.attended(q, k, v, present).reshape(*x.shape[:2], -1))
-
-    def attended(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, present: Optional[torch.Tensor] = None) -> torch.Tensor:
-        """Queries, keys and values `[batch, seq, heads, head_size]` to the attention's output in the same shape."""
+        """Queries, keys and values `[batch, seq, heads, head_size]` to the attention's output in the same shape; `packed`
+        `[batch, seq, 3, heads, head_size]`: all three, if they are parts of one tensor."""
         chunks.check_length(q.shape[1], self.chunk, self.chunk, "model.local.chunk")
-        fused = self.implementation != "explicit" and local_fused.applies(q, k, v)
-        attend = local_fused.local_attend if fused else chunks.local_attend
-        return attend(q, k, v, **self._options(present))
+        terms = self.terms(present, self.scale)
+        if self.implementation == "explicit" or not local_fused.applies(q, k, v):
+            return chunks.local_attend(q, k, v, terms)
+        return local_fused.local_attend(q, k, v, terms) if packed is None else local_fused.local_attend_packed(packed, terms)
 
-    def _options(self, present: Optional[torch.Tensor]) -> Dict[str, Any]:
-        return {
-            "chunk": self.chunk,
-            "before": self.before,
-            "after": self.after,
-            "causal": self.causal,
-            "present": present,
-            "scale": self.scale,
-            "dropout_p": self.attention_dropout,
-            "training": self.training,
-        }
+    def continued(self, x: torch.Tensor, present: Optional[torch.Tensor], cache: KVCache) -> torch.Tensor:
+        """See incremental.py."""
+        return local_with_cache(self, x, present, cache)

@@ -7,59 +7,35 @@ from typing import Any, Optional, Tuple
 import torch
 from torch.autograd.function import once_differentiable
 
+from ipu_lean.nn.attention.chunks import Terms
 from ipu_lean.nn.attention.passes import Rows, Take, backward, forward, parts
-from ipu_lean.nn.attention.windows import Dropout, Layout, Masks, Rules, Scratch, applies, windows
+from ipu_lean.nn.attention.windows import Dropout, Layout, Masks, Scratch, applies, windows
 
 __all__ = ["applies", "local_attend", "local_attend_packed"]
 
 
-def local_attend(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    *,
-    chunk: int,
-    before: int,
-    after: int,
-    causal: bool,
-    present: Optional[torch.Tensor] = None,
-    scale: float = 1.0,
-    dropout_p: float = 0.0,
-    training: bool = False,
-) -> torch.Tensor:
+def local_attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, terms: Terms) -> torch.Tensor:
     """As `chunks.local_attend`, with other random numbers for dropout. Gradients of gradients are not offered."""
-    layout = _layout(q.shape[1], chunk, before, after)
-    return _Local.apply(present, layout, causal, scale, dropout_p if training else 0.0, q, k, v)
+    return _Local.apply(terms.present, terms._replace(present=None), q, k, v)
 
 
-def local_attend_packed(
-    packed: torch.Tensor,
-    *,
-    chunk: int,
-    before: int,
-    after: int,
-    causal: bool,
-    present: Optional[torch.Tensor] = None,
-    scale: float = 1.0,
-    dropout_p: float = 0.0,
-    training: bool = False,
-) -> torch.Tensor:
+def local_attend_packed(packed: torch.Tensor, terms: Terms) -> torch.Tensor:
     """The same for queries, keys and values as one projection gives them, `[batch, seq, 3, heads, head_size]`."""
-    layout = _layout(packed.shape[1], chunk, before, after)
-    return _Local.apply(present, layout, causal, scale, dropout_p if training else 0.0, packed)
+    return _Local.apply(terms.present, terms._replace(present=None), packed)
 
 
-def _layout(seq: int, chunk: int, before: int, after: int) -> Layout:
-    return Layout(seq, 0, 0, 1) if seq <= chunk else Layout(chunk, before, after, seq // chunk)
+def _layout(seq: int, terms: Terms) -> Layout:
+    return Layout(seq, 0, 0, 1) if seq <= terms.chunk else Layout.of(terms, seq)
 
 
 class _Heads:
     """What the heads of a sequence have in common."""
 
-    def __init__(self, seq: int, layout: Layout, rules: Rules, scratch: Scratch) -> None:
+    def __init__(self, seq: int, terms: Terms, scratch: Scratch) -> None:
+        layout = _layout(seq, terms)
         self.layout, self.scratch = layout, scratch
         self.tokens = layout.extended(torch.arange(seq))
-        self.masks = Masks(rules, layout, self.tokens, scratch, in_order=True)
+        self.masks = Masks(terms, layout, self.tokens, scratch, shared=False, in_order=True)
 
     def chunks(self, x: torch.Tensor, first: int, last: int) -> torch.Tensor:
         """Chunks first to last - 1 of `x` `[seq, head_size]`, `[last - first, chunk, head_size]`, in the wider type."""
@@ -88,29 +64,22 @@ class _Heads:
 
 class _Local(torch.autograd.Function):
     @staticmethod
-    def forward(
-        ctx: Any,
-        present: Optional[torch.Tensor],
-        layout: Layout,
-        causal: bool,
-        scale: float,
-        dropout_p: float,
-        *inputs: torch.Tensor,
-    ) -> torch.Tensor:
-        """`inputs`: queries, keys, values, or the three as one tensor `[batch, seq, 3, heads, head_size]`."""
-        ctx.options = (layout, causal, scale, dropout_p)
-        ctx.seed = Dropout.seed() if dropout_p > 0 else 0
+    def forward(ctx: Any, present: Optional[torch.Tensor], terms: Terms, *inputs: torch.Tensor) -> torch.Tensor:
+        """`inputs`: queries, keys, values, or the three as one tensor `[batch, seq, 3, heads, head_size]`. `terms`: all but
+        `present`."""
+        ctx.terms, ctx.seed = terms, Dropout.seed(terms.dropout_p)
+        terms = terms._replace(present=present)
         q, k, v = parts(inputs)
-        scratch, dropout = Scratch(q), Dropout(dropout_p, ctx.seed) if dropout_p > 0 else None
+        scratch, dropout = Scratch(q), Dropout.of(terms.dropout_p, ctx.seed)
         batch, seq, heads, size = q.shape
         out = torch.empty(q.shape, dtype=v.dtype, device=v.device)
         with torch.autocast("cpu", enabled=False):
             for row in range(batch):
-                every = _Heads(seq, layout, Rules(causal, False, None if present is None else present[row]), scratch)
+                every = _Heads(seq, terms.of_row(row), scratch)
                 for head in range(heads):
                     take = every.take(*(x[row, :, head] for x in (q, k, v)))
-                    found = scratch("out", layout.chunks, layout.chunk, size)
-                    forward(take, layout, every.masks, dropout, scale, found, None, scratch)
+                    found = scratch("out", every.layout.chunks, every.layout.chunk, size)
+                    forward(take, every.masks, dropout, terms.score_mult, found)
                     out[row, :, head] = found.view(-1, size)
         ctx.save_for_backward(present, out, *inputs)
         return out
@@ -120,21 +89,21 @@ class _Local(torch.autograd.Function):
     def backward(ctx: Any, grad: torch.Tensor) -> Any:
         """See passes.backward."""
         present, out, *inputs = ctx.saved_tensors
-        layout, causal, scale, dropout_p = ctx.options
+        terms = ctx.terms._replace(present=present)
         q, k, v = parts(inputs)
-        scratch, dropout = Scratch(q), Dropout(dropout_p, ctx.seed) if dropout_p > 0 else None
+        scratch, dropout = Scratch(q), Dropout.of(terms.dropout_p, ctx.seed)
         results = [torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in inputs]
         places = parts(results)
         with torch.autocast("cpu", enabled=False):
             for row in range(q.shape[0]):
-                every = _Heads(q.shape[1], layout, Rules(causal, False, None if present is None else present[row]), scratch)
+                every = _Heads(q.shape[1], terms.of_row(row), scratch)
                 for head in range(q.shape[2]):
                     take = every.take(*(x[row, :, head] for x in (q, k, v)))
                     grads = _Grads(grad[row, :, head], out[row, :, head], every)
-                    found = backward(take, grads, layout, every.masks, dropout, scale, q.shape[3], scratch)
+                    found = backward(take, grads, every.masks, dropout, terms.score_mult, q.shape[3])
                     for place, part in zip(places, found):
                         place[row, :, head] = part.reshape(-1, q.shape[3])
-        return (None,) * 5 + tuple(results)
+        return (None,) * 2 + tuple(results)
 
 
 class _Grads:

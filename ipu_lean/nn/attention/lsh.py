@@ -10,17 +10,16 @@ from torch import nn
 from ipu_lean.errors import ConfigError
 from ipu_lean.nn.attention import chunks, lsh_fused
 from ipu_lean.nn.attention.cache import KVCache
-from ipu_lean.nn.attention.chunked import as_one, checked_implementation, checked_present, checked_shape, no_mask, split
+from ipu_lean.nn.attention.chunked import ChunkedSelfAttention, checked_shape
 from ipu_lean.nn.attention.hashing import Buckets, Rotations, bucket_factors, columns_needed, hash_buckets
 from ipu_lean.nn.attention.incremental import lsh_with_cache
 from ipu_lean.nn.attention.sorting import bucket_order, inverse
 from ipu_lean.nn.fc import FCLayer
-from ipu_lean.nn.positions.rotary import Rotary, rotate
-from ipu_lean.nn.precision import as_matmul_input
+from ipu_lean.nn.positions.rotary import Rotary
 from ipu_lean.nn.transforms import transformed
 
 
-class LSHSelfAttention(nn.Module):
+class LSHSelfAttention(ChunkedSelfAttention):
     """`[batch, seq, width] -> [batch, seq, width]`: shared queries and keys, sorted by random hashes and attended in chunks.
 
     Its cost grows with seq log seq instead of seq squared. No weight is ever put on the future in a causal one; but which of the
@@ -87,6 +86,11 @@ class LSHSelfAttention(nn.Module):
         self.set_implementation(implementation)
 
     @property
+    def projections(self) -> Tuple[nn.Module, ...]:  # type: ignore[override]
+        """Into shared queries and keys, and values."""
+        return self.query_key, self.value
+
+    @property
     def rotations(self) -> torch.Tensor:
         """The buffer `[heads, head_size, hashes, columns]`."""
         return self.hashing.rotations
@@ -105,38 +109,6 @@ class LSHSelfAttention(nn.Module):
         """The rotations of update `step`, by (seed, layer, step) alone."""
         self.hashing.redraw(step)
 
-    def set_implementation(self, implementation: str) -> None:
-        """`explicit`, `fused` or `torch`."""
-        self.implementation = checked_implementation(implementation)
-
-    def forward(
-        self,
-        x: torch.Tensor,
-        present: Optional[torch.Tensor] = None,
-        cache: Optional[KVCache] = None,
-        mask: Optional[torch.Tensor] = None,
-    ) -> torch.Tensor:
-        """`[batch, seq, width] -> [batch, seq, width]`.
-
-        Args:
-            present: bool `[batch, seq]`, True where a token stands: the others are never attended to.
-            cache: what is kept of earlier tokens; `x`, of any length, continues them (incremental.py).
-            mask: there is none for pairs of tokens; ConfigError.
-
-        Raises ConfigError if seq is neither a multiple of the chunk nor at most `full_below`, or longer than the longest.
-        """
-        no_mask(mask)
-        if cache is not None:
-            return self.out(lsh_with_cache(self, x, present, cache).reshape(*x.shape[:2], -1))
-        present = checked_present(present, x)
-        x = as_matmul_input(x)
-        layers = (self.query_key, self.value)
-        packed = as_one(x, layers, self.heads) if self.implementation != "explicit" and self.positions is None else None
-        qk, v = (split(layer(x), self.heads) for layer in layers) if packed is None else packed.unbind(2)
-        if self.positions is not None:
-            qk = rotate(qk, *self.positions.rows(qk, 0))
-        return self.out(self.attended(qk, v, present, packed).reshape(*x.shape[:2], -1))
-
     def attended(
         self,
         qk: torch.Tensor,
@@ -148,17 +120,21 @@ class LSHSelfAttention(nn.Module):
         `[batch, seq, 2, heads, head_size]`: both, if they are parts of one tensor."""
         seq = qk.shape[1]
         chunks.check_length(seq, self.chunk, self.full_below, "model.lsh.chunk")
-        common = {"causal": self.causal, "present": present, "score_mult": self.score_mult}
-        common.update(dropout_p=self.attention_dropout, training=self.training)
+        terms = self.terms(present, self.score_mult)
+        explicit = self.implementation == "explicit"
         if seq <= self.full_below:
-            by_torch = self.implementation != "explicit" and qk.dtype != torch.float16 and not transformed(qk)
-            return (chunks.shared_by_torch if by_torch else chunks.shared_attend)(qk, v, **common)
+            by_torch = not explicit and qk.dtype != torch.float16 and not transformed(qk)
+            return (chunks.shared_by_torch if by_torch else chunks.shared_attend)(qk, v, terms)
         order, undo = self.order_of(qk, present)
-        common.update(chunk=self.chunk, before=self.before, after=self.after)
-        fused = self.implementation != "explicit" and lsh_fused.applies(qk, v)
-        if fused and packed is not None:
-            return lsh_fused.lsh_attend_packed(packed, order, undo, **common)
-        return (lsh_fused.lsh_attend if fused else chunks.lsh_attend)(qk, v, order, undo, **common)
+        if explicit or not lsh_fused.applies(qk, v):
+            return chunks.lsh_attend(qk, v, order, undo, terms)
+        if packed is None:
+            return lsh_fused.lsh_attend(qk, v, order, undo, terms)
+        return lsh_fused.lsh_attend_packed(packed, order, undo, terms)
+
+    def continued(self, x: torch.Tensor, present: Optional[torch.Tensor], cache: KVCache) -> torch.Tensor:
+        """See incremental.py."""
+        return lsh_with_cache(self, x, present, cache)
 
     def order_of(self, qk: torch.Tensor, present: Optional[torch.Tensor]) -> Tuple[torch.Tensor, torch.Tensor]:
         """(order, undo) `[batch, heads, hashes, seq]` of this call; in a second run those of the first."""

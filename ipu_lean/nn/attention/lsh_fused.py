@@ -14,48 +14,21 @@ from torch.autograd.function import once_differentiable
 
 from ipu_lean.nn.attention import chunks
 from ipu_lean.nn.attention.passes import Gradients, Rows, backward, forward, parts
-from ipu_lean.nn.attention.windows import Dropout, Layout, Masks, Rules, Scratch, applies, windows
+from ipu_lean.nn.attention.windows import Dropout, Layout, Masks, Scratch, applies, windows
 
 __all__ = ["applies", "lsh_attend", "lsh_attend_packed"]
 
 
 def lsh_attend(
-    qk: torch.Tensor,
-    v: torch.Tensor,
-    order: torch.Tensor,
-    undo: torch.Tensor,
-    *,
-    chunk: int,
-    before: int,
-    after: int,
-    causal: bool,
-    present: Optional[torch.Tensor] = None,
-    score_mult: float = 1.0,
-    dropout_p: float = 0.0,
-    training: bool = False,
+    qk: torch.Tensor, v: torch.Tensor, order: torch.Tensor, undo: torch.Tensor, terms: chunks.Terms
 ) -> torch.Tensor:
     """As `chunks.lsh_attend`, with other random numbers for dropout. Gradients of gradients are not offered."""
-    layout = Layout(chunk, before, after, order.shape[2] * order.shape[3] // chunk)
-    return _LSH.apply(order, undo, present, layout, causal, score_mult, dropout_p if training else 0.0, qk, v)
+    return _LSH.apply(order, undo, terms.present, terms._replace(present=None), qk, v)
 
 
-def lsh_attend_packed(
-    packed: torch.Tensor,
-    order: torch.Tensor,
-    undo: torch.Tensor,
-    *,
-    chunk: int,
-    before: int,
-    after: int,
-    causal: bool,
-    present: Optional[torch.Tensor] = None,
-    score_mult: float = 1.0,
-    dropout_p: float = 0.0,
-    training: bool = False,
-) -> torch.Tensor:
+def lsh_attend_packed(packed: torch.Tensor, order: torch.Tensor, undo: torch.Tensor, terms: chunks.Terms) -> torch.Tensor:
     """The same for queries and values as one projection gives them, `[batch, seq, 2, heads, head_size]`."""
-    layout = Layout(chunk, before, after, order.shape[2] * order.shape[3] // chunk)
-    return _LSH.apply(order, undo, present, layout, causal, score_mult, dropout_p if training else 0.0, packed)
+    return _LSH.apply(order, undo, terms.present, terms._replace(present=None), packed)
 
 
 class _Head:
@@ -113,30 +86,28 @@ class _LSH(torch.autograd.Function):
         order: torch.Tensor,
         undo: torch.Tensor,
         present: Optional[torch.Tensor],
-        layout: Layout,
-        causal: bool,
-        score_mult: float,
-        dropout_p: float,
+        terms: chunks.Terms,
         *inputs: torch.Tensor,
     ) -> torch.Tensor:
-        """`inputs`: queries and values, or both as one tensor `[batch, seq, 2, heads, head_size]`."""
+        """`inputs`: queries and values, or both as one tensor `[batch, seq, 2, heads, head_size]`. `terms`: all but `present`."""
         qk, v = parts(inputs)
-        ctx.options = (layout, causal, score_mult, dropout_p)
-        ctx.seed = Dropout.seed() if dropout_p > 0 else 0
+        ctx.terms, ctx.seed = terms, Dropout.seed(terms.dropout_p)
+        terms = terms._replace(present=present)
         batch, heads, hashes, seq = order.shape
-        scratch, dropout = Scratch(qk), Dropout(dropout_p, ctx.seed) if dropout_p > 0 else None
+        layout = Layout.of(terms, hashes * seq)
+        scratch, dropout = Scratch(qk), Dropout.of(terms.dropout_p, ctx.seed)
         out = torch.empty(qk.shape, dtype=v.dtype, device=v.device)
         several = hashes > 1
         shares = torch.empty(batch, heads, layout.chunks, layout.chunk, 1, dtype=scratch.dtype) if several else None
         with torch.autocast("cpu", enabled=False):
             for row in range(batch):
-                rules = Rules(causal, True, None if present is None else present[row])
+                of_row = terms.of_row(row)
                 for head in range(heads):
-                    one = _Head(qk[row, :, head], v[row, :, head], order[row, head], layout, score_mult, scratch)
-                    masks = Masks(rules, layout, one.tokens, scratch)
+                    one = _Head(qk[row, :, head], v[row, :, head], order[row, head], layout, terms.score_mult, scratch)
+                    masks = Masks(of_row, layout, one.tokens, scratch, shared=True)
                     by_place = scratch("out", layout.chunks, layout.chunk, qk.shape[3])
                     sums = scratch("sums", layout.chunks, layout.chunk) if several else None
-                    forward(one.take, layout, masks, dropout, 1.0, by_place, sums, scratch)
+                    forward(one.take, masks, dropout, 1.0, by_place, sums)
                     weights = None
                     if sums is not None and shares is not None:
                         weights = chunks.shares(sums.view(hashes, seq).gather(1, undo[row, head]), 0)
@@ -151,22 +122,23 @@ class _LSH(torch.autograd.Function):
         """See passes.backward."""
         order, undo, present, out, shares, *inputs = ctx.saved_tensors
         qk, v = parts(inputs)
-        layout, causal, score_mult, dropout_p = ctx.options
-        scratch, dropout = Scratch(qk), Dropout(dropout_p, ctx.seed) if dropout_p > 0 else None
+        terms = ctx.terms._replace(present=present)
+        layout = Layout.of(terms, order.shape[2] * order.shape[3])
+        scratch, dropout = Scratch(qk), Dropout.of(terms.dropout_p, ctx.seed)
         results = [torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in inputs]
         to_qk, to_v = parts(results)
         with torch.autocast("cpu", enabled=False):
             for row in range(qk.shape[0]):
-                rules = Rules(causal, True, None if present is None else present[row])
+                of_row = terms.of_row(row)
                 for head in range(qk.shape[2]):
-                    one = _Head(qk[row, :, head], v[row, :, head], order[row, head], layout, score_mult, scratch)
-                    masks = Masks(rules, layout, one.tokens, scratch)
+                    one = _Head(qk[row, :, head], v[row, :, head], order[row, head], layout, terms.score_mult, scratch)
+                    masks = Masks(of_row, layout, one.tokens, scratch, shared=True)
                     grads = _Grads(grad[row, :, head], out[row, :, head], one, None if shares is None else shares[row, head])
-                    found = backward(one.take, grads, layout, masks, dropout, 1.0, qk.shape[3], scratch)
+                    found = backward(one.take, grads, masks, dropout, 1.0, qk.shape[3])
                     queries, keys, values = _tokens_of(found, undo[row, head])
                     to_qk[row, :, head] = queries.add_(one.through_length(keys))
                     to_v[row, :, head] = values
-        return (None,) * 7 + tuple(results)
+        return (None,) * 4 + tuple(results)
 
 
 def _tokens_of(found: Gradients, undo: torch.Tensor) -> Tuple[torch.Tensor, ...]:

@@ -30,18 +30,12 @@ Take = Callable[[int, int], Rows]  # of chunks first to last - 1
 
 
 def forward(
-    take: Take,
-    layout: Layout,
-    masks: Masks,
-    dropout: Optional[Dropout],
-    scale: float,
-    out: torch.Tensor,
-    sums: Optional[torch.Tensor],
-    scratch: Scratch,
+    take: Take, masks: Masks, dropout: Optional[Dropout], scale: float, out: torch.Tensor, sums: Optional[torch.Tensor] = None
 ) -> None:
     """Writes the attention's output to `out` `[chunks, chunk, head_size]`, and to `sums` `[chunks, chunk]`, if given, the
-    logarithm of the sum of exponentials of the scores."""
-    for first, last in layout.blocks(out.element_size()):
+    logarithm of the sum of exponentials of the scores, which `scale` multiplies."""
+    scratch = masks.scratch
+    for first, last in masks.layout.blocks(out.element_size()):
         rows = take(first, last)
         weights = _scores(rows, scale, scratch)
         masks.apply(weights, first, last)
@@ -97,12 +91,10 @@ class Gradients(NamedTuple):
 def backward(
     take: Take,
     grads: Callable[[int, int], Tuple[torch.Tensor, torch.Tensor]],
-    layout: Layout,
     masks: Masks,
     dropout: Optional[Dropout],
     scale: float,
     size: int,
-    scratch: Scratch,
 ) -> Gradients:
     """Gradients of queries, keys and values.
 
@@ -114,6 +106,7 @@ def backward(
             `[chunks, chunk, 1]`.
         size: features of a head.
     """
+    layout, scratch = masks.layout, masks.scratch
     found = Gradients.empty(layout, size, scratch)
     looks = layout.before + layout.after
     found.keys[:looks].zero_()

@@ -13,7 +13,7 @@ from typing import Dict, List, NamedTuple, Optional, Tuple
 import torch
 
 from ipu_lean._compat import compiling, overwrites
-from ipu_lean.nn.attention.chunks import HIDDEN, OWN
+from ipu_lean.nn.attention.chunks import HIDDEN, OWN, Terms
 from ipu_lean.nn.transforms import transformed
 
 BLOCK_BYTES = 2**19  # of scores in a block
@@ -41,6 +41,11 @@ class Layout(NamedTuple):
     before: int
     after: int
     chunks: int
+
+    @staticmethod
+    def of(terms: Terms, places: int) -> Layout:
+        """Of so many places, whole chunks."""
+        return Layout(terms.chunk, terms.before, terms.after, places // terms.chunk)
 
     @property
     def window(self) -> int:
@@ -87,32 +92,25 @@ class Scratch:
         return torch.index_select(x, 0, at, out=self(name, at.shape[0], x.shape[1]))
 
 
-class Rules(NamedTuple):
-    """Which keys a query may see.
-
-    shared: queries and keys are one projection: a token's own key is its last resort. present: bool by token, or None.
-    """
-
-    causal: bool
-    shared: bool
-    present: Optional[torch.Tensor]
-
-
 class Masks:
     """Ceilings on the scores of one sequence's head: a score above its ceiling is replaced by it.
 
     Args:
+        terms: of this sequence.
         tokens: by extended place.
+        shared: queries and keys are one projection: a token's own key is its last resort.
         in_order: tokens stand in their own order, so that the ceilings of all chunks with neighbours on both sides are alike.
     """
 
-    def __init__(self, rules: Rules, layout: Layout, tokens: torch.Tensor, scratch: Scratch, in_order: bool = False) -> None:
-        self.rules, self.layout, self.scratch = rules, layout, scratch
-        self.needed = rules.causal or rules.shared or rules.present is not None
+    def __init__(
+        self, terms: Terms, layout: Layout, tokens: torch.Tensor, scratch: Scratch, shared: bool, in_order: bool = False
+    ) -> None:
+        self.causal, self.shared, self.layout, self.scratch = terms.causal, shared, layout, scratch
+        self.needed = terms.causal or shared or terms.present is not None
         self.keys = tokens.to(scratch.dtype).mul_(2 * STEP)
         own = self.keys[layout.before * layout.chunk :][: layout.chunks * layout.chunk]
-        self.queries = own - STEP if rules.shared else own + STEP
-        self.absent = None if rules.present is None else rules.present.index_select(0, tokens).logical_not_()
+        self.queries = own - STEP if shared else own + STEP
+        self.absent = None if terms.present is None else terms.present.index_select(0, tokens).logical_not_()
         self._exact = self.absent is not None or scratch.dtype == torch.float64
         self._inner, self._same = (layout.before, layout.chunks - layout.after), None
         if in_order and self.needed and self.absent is None and self._inner[0] < self._inner[1]:
@@ -136,14 +134,13 @@ class Masks:
         return None
 
     def _ceiling(self, first: int, last: int) -> torch.Tensor:
-        rules, layout = self.rules, self.layout
-        size = layout.chunk
+        layout, size = self.layout, self.layout.chunk
         rows = self.queries[first * size : last * size].view(-1, size, 1)
         columns = windows(self.keys[:, None], layout, first, last).transpose(1, 2)
         ceiling = torch.sub(rows, columns, out=self.scratch("weights", last - first, size, layout.window))
         if self._exact:
             self._exactly(ceiling, first, last)
-        elif not rules.causal:  # own: -STEP, all others: more than their distance
+        elif not self.causal:  # own: -STEP, all others: more than their distance
             ceiling.add_(STEP).abs_().sub_(STEP)
         return ceiling
 
@@ -151,11 +148,11 @@ class Masks:
         """Replaces the differences of positions in `ceiling` by infinity, HIDDEN and OWN."""
         own, later = ceiling == -STEP, ceiling < 0
         ceiling.fill_(float("inf"))
-        if self.rules.causal:
+        if self.causal:
             ceiling.masked_fill_(later, HIDDEN)
         if self.absent is not None:
             ceiling.masked_fill_(windows(self.absent[:, None], self.layout, first, last).transpose(1, 2), HIDDEN)
-        if self.rules.shared:
+        if self.shared:
             ceiling.masked_fill_(own, OWN)
 
 
@@ -172,9 +169,14 @@ class Dropout:
         self._generator.manual_seed(seed)
 
     @staticmethod
-    def seed() -> int:
-        """Drawn from torch's default generator, so whoever replays that one replays the masks."""
-        return int(torch.randint(2**62, ()).item())
+    def seed(p: float) -> int:
+        """Drawn from torch's default generator, so whoever replays that one replays the masks; 0 where nothing is dropped."""
+        return int(torch.randint(2**62, ()).item()) if p > 0 else 0
+
+    @staticmethod
+    def of(p: float, seed: int) -> Optional[Dropout]:
+        """From a `seed` of that method; None where nothing is dropped."""
+        return Dropout(p, seed) if p > 0 else None
 
     def draw(self, scratch: Scratch, shape: torch.Size) -> torch.Tensor:
         """0 where a weight is dropped, else what the others are scaled up by."""
