@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path as FilePath
 from typing import Any, Dict, Optional, Tuple, Union
 
@@ -24,11 +25,19 @@ def read(source: Union[str, FilePath]) -> Tuple[str, str, FilePath]:
     try:
         return path.read_text(encoding="utf-8-sig"), str(path), path.parent
     except FileNotFoundError:
-        raise ConfigError("there is no such file", file=str(path), suggestion=_neighbours(path)) from None
+        hint = transformers_hint(path.parent) if FilePath(source).is_dir() else None
+        raise ConfigError("there is no such file", file=str(path), suggestion=hint or _neighbours(path)) from None
     except UnicodeDecodeError:
         raise ConfigError("this is not a text file in UTF-8", file=str(path)) from None
     except OSError as error:
         raise ConfigError(f"this cannot be read ({error.strerror})", file=str(path)) from None
+
+
+def transformers_hint(folder: FilePath) -> Optional[str]:
+    """What to do with a folder without a config.yaml, if it has the config.json of Hugging Face's transformers."""
+    if not (folder / "config.json").is_file():
+        return None
+    return f"for a folder of Hugging Face's transformers: `ipu-lean convert {shlex.quote(str(folder))}` makes a run of it"
 
 
 def _neighbours(path: FilePath) -> Optional[str]:

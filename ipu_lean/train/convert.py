@@ -9,12 +9,13 @@ import time
 from pathlib import Path
 from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
 
-from ipu_lean.config import Config, config_hash, dump_config, load_config
+from ipu_lean.config import Config, config_hash, derived, dump_config, load_config
 from ipu_lean.config.yaml_text import to_text
 from ipu_lean.data import Tokenizer, load_tokenizer
 from ipu_lean.errors import ConfigError
-from ipu_lean.models import build_model
-from ipu_lean.models.convert import folder, read_settings, read_weights, written
+from ipu_lean.models import GPT, build_model
+from ipu_lean.models.convert import Read, folder, mask_of, read_settings, read_weights, with_mask, written
+from ipu_lean.models.convert.mask import NAME as MASK
 from ipu_lean.mup import roles_to_json
 from ipu_lean.train.banner import count_parameters, flat, versions
 from ipu_lean.train.checkpoint import CheckpointStore
@@ -80,17 +81,14 @@ def _read(place: Path, overrides: Sequence[str], out: Optional[str], say: Callab
     source, tokenizer = _tokenizer(place, overrides)
     sections["data"] = {"tokenizer": {"kind": tokenizer.kind, "path": source}}
     config = with_absolute_paths(_load(sections, overrides, place))
-    vocab = config.model.vocab or tokenizer.vocab
-    if tokenizer.vocab > vocab:
-        raise ConfigError(f"the tokenizer has {tokenizer.vocab} pieces and the model {vocab} rows: they do not belong together")
-    model = build_model(config, vocab)
-    model.load_state_dict(read_weights(read.family, model, folder.read_tensors(place)))
+    config, model = _model(read, place, config, tokenizer)
     run = RunDirectory.create(out, name, dump_config(config))
     # The run directory needs nothing else: its tokenizer lies in it.
     tokenizer.save(run.path / "tokenizer")
     config = _with_tokenizer(config, str(run.path / "tokenizer"))
     write_atomic(run.config, dump_config(config))
-    snapshot = Snapshot(model.state_dict(), {}, _beginning(config, vocab, place), roles_to_json(model.roles), tokenizer.save)
+    beginning = _beginning(config, model.spec.vocab, place)
+    snapshot = Snapshot(model.state_dict(), {}, beginning, roles_to_json(model.roles), tokenizer.save)
     store = CheckpointStore(run.checkpoints, say)
     checkpoint = store.write(0, snapshot)
     store.mark_best(0)
@@ -113,6 +111,24 @@ def _read(place: Path, overrides: Sequence[str], out: Optional[str], say: Callab
         f"  ipu-lean resume {shown} {read_from}=FILE train.steps=1000     (trains on from these weights)",
     ]
     return {**summary, "text": "\n".join(lines)}
+
+
+def _model(read: Read, place: Path, config: Config, tokenizer: Tokenizer) -> Tuple[Config, GPT]:
+    """The folder's model, and the configuration with as many rows as it has: one more where a mask had none."""
+    vocab = config.model.vocab or tokenizer.vocab
+    if tokenizer.vocab > vocab:
+        raise ConfigError(f"the tokenizer has {tokenizer.vocab} pieces and the model {vocab} rows: they do not belong together")
+    model = build_model(config, vocab)
+    weights = read_weights(read.family, model, folder.read_tensors(place))
+    if derived.extra_rows(config.model):
+        weights, remark = with_mask(weights, tokenizer.vocab, mask_of(place, tokenizer))
+        read.remarks.extend([remark] if remark else [])
+        rows = len(weights["embedding.token.weight"])
+        if rows != vocab:
+            config = config.model_copy(update={"model": config.model.model_copy(update={"vocab": rows})})
+            model = build_model(config, rows)
+    model.load_state_dict(weights)
+    return config, model
 
 
 def _load(sections: Dict[str, Any], overrides: Sequence[str], place: Path) -> Config:
@@ -182,7 +198,7 @@ def _write(source: str, out: Optional[str], checkpoint: str, say: Callable[[str]
         try:
             temporary.mkdir(parents=True)
             folder.write(temporary, settings, theirs)
-            remarks = _write_tokenizer(temporary, used.tokenizer, settings["model_type"])
+            remarks = _write_tokenizer(temporary, used.tokenizer, settings["model_type"], used.config.model.head == "masked-lm")
             if target.is_dir():
                 target.rmdir()  # empty, as check_free has seen
             os.replace(temporary, target)
@@ -206,16 +222,18 @@ def _write(source: str, out: Optional[str], checkpoint: str, say: Callable[[str]
     return {**summary, "text": text}
 
 
-def _write_tokenizer(place: Path, tokenizer: Tokenizer, family: str) -> List[str]:
-    """The tokenizer's files as transformers wants them; what it cannot do with them, in words."""
+def _write_tokenizer(place: Path, tokenizer: Tokenizer, family: str, masked: bool) -> List[str]:
+    """The tokenizer's files as transformers wants them, with a mask if there is one; what it cannot do with them, in words."""
     model = tokenizer.model_file()
     if model is None:
-        return ["transformers has no tokenizer for bytes: token n is byte n, 256 ends a document"]
+        mask = f", {tokenizer.vocab} is the mask" if masked else ""
+        return [f"transformers has no tokenizer for bytes: token n is byte n, 256 ends a document{mask}"]
     kinds = {"reformer": "ReformerTokenizer", "gpt2": "GPT2Tokenizer"}
     name = SENTENCEPIECE if tokenizer.kind == "sentencepiece" else "tokenizer.json"
     (place / name).write_bytes(model[1])
     chosen = kinds[family] if (family == "reformer") == (tokenizer.kind == "sentencepiece") else "PreTrainedTokenizerFast"
-    folder.write_json(place / "tokenizer_config.json", {"tokenizer_class": chosen})
+    named = {"mask_token": MASK} if masked else {}  # transformers gives it the id behind the pieces, which is the mask's here
+    folder.write_json(place / "tokenizer_config.json", {"tokenizer_class": chosen, **named})
     if tokenizer.kind == "sentencepiece":
         return ["transformers' tokenizer puts a blank before every text; sentencepiece itself, with spiece.model, gives our ids"]
     return []

@@ -12,6 +12,7 @@ import time
 from pathlib import Path
 from typing import Any, Dict, Optional
 
+from ipu_lean.config.layers import transformers_hint
 from ipu_lean.errors import ConfigError, EnvironmentProblem, RunError
 from ipu_lean.train.files import disk_guard, read_json, write_atomic, write_json
 
@@ -75,7 +76,8 @@ class RunDirectory:
         if not run.path.is_dir():
             raise ConfigError(f"there is no run directory {path}", key="RUN")
         if not run.config.is_file():
-            raise ConfigError(f"{path} is not a run directory: it holds no config.yaml", key="RUN")
+            suggestion = transformers_hint(run.path)
+            raise ConfigError(f"{path} is not a run directory: it holds no config.yaml", key="RUN", suggestion=suggestion)
         return run
 
     def made_by(self) -> str:

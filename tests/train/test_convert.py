@@ -12,10 +12,13 @@ import torch
 
 from ipu_lean.cli import main
 from ipu_lean.config import load_config
-from ipu_lean.data import load_tokenizer
+from ipu_lean.data import load_tokenizer, prepare
 from ipu_lean.data.tokenizers import train_bpe, train_sentencepiece
 from ipu_lean.models.convert import folder
 from ipu_lean.train import snapshot
+from ipu_lean.train.progress import Reporter
+from ipu_lean.train.reuse import open_run
+from ipu_lean.train.tasks import MaskedTask
 from tests.train.helpers import write_corpus
 
 if "torchvision" not in sys.modules:
@@ -137,6 +140,46 @@ def test_the_next_commands_are_those_that_the_head_allows(tmp_path, reformer, te
     assert main(["convert", str(source), "--out", str(made), f"data.{data}={place}"]) == 0
     said = capsys.readouterr().out
     assert "ipu-lean generate" not in said and f"data.{data}=FILE" in said
+
+
+def masked_lm(place, spiece, spare, mask):
+    """A folder of transformers' with `spare` rows behind the pieces, whose tokenizer calls `mask` (or nothing) its mask."""
+    pieces = load_tokenizer(spiece).vocab
+    config = transformers.ReformerConfig.from_pretrained(spiece.parent, is_decoder=False, vocab_size=pieces + spare)
+    torch.manual_seed(1)
+    transformers.ReformerForMaskedLM(config).save_pretrained(place)
+    (place / "spiece.model").write_bytes(spiece.read_bytes())
+    (place / "tokenizer_config.json").write_text(json.dumps({"mask_token": mask} if mask else {}))
+    return pieces
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("spare, mask", [(1, "[MASK]"), (0, "t"), (0, None)], ids=["added", "a piece", "none"])
+def test_a_masked_lm_finds_what_its_own_mask_hides(tmp_path, reformer, text, spare, mask):
+    """With one more row and token, as transformers' documentation has it; with a piece for it; with nothing."""
+    source, made, spiece = tmp_path / "theirs", tmp_path / "run", reformer / "spiece.model"
+    pieces = masked_lm(source, spiece, spare, mask)
+    hidden = pieces if spare else load_tokenizer(spiece).id_of(mask) if mask else None
+    settings = [f"data.corpus={text}", f"data.cache={tmp_path / 'cache'}", "data.mask_share=0.3", "train.steps=2"]
+    summary = run("convert", str(source), "--out", str(made), *settings)
+    remarks = [remark for remark in summary["metrics"]["remarks"] if "mask" in remark]
+    assert len(remarks) == 1 - spare and load_config(made).model.vocab == pieces + 1
+    ours, theirs = open_run(str(made), "best", Reporter("none")), transformers.ReformerForMaskedLM.from_pretrained(source).eval()
+    task = MaskedTask(ours.config, prepare(ours.config))
+    windows, labels = (torch.from_numpy(part).long() for part in task.train_batches(rows=2).next())
+    assert bool((windows == pieces).any())
+    if hidden is not None:
+        found, expected = ours.model.eval()(windows), theirs(torch.where(windows == pieces, hidden, windows)).logits
+        assert (found[..., : pieces + spare] - expected).abs().max() < 1e-4 * expected.abs().max()
+    assert run("eval", str(made), "--data", str(text))["metrics"]["data"]["tokens"] > 100
+    assert run("resume", str(made))["steps"] == 2
+    run("convert", str(made), "--to", "hf", "--out", str(tmp_path / "back"))
+    assert transformers.AutoTokenizer.from_pretrained(tmp_path / "back").mask_token_id == pieces
+
+
+@pytest.mark.parametrize("command", ["explain", "train", "eval", "generate", "resume"])
+def test_a_folder_of_transformers_is_told_where_to_go(reformer, command):
+    assert f"ipu-lean convert {reformer}" in run(command, str(reformer), code=2)["error"]
 
 
 @pytest.mark.parametrize(

@@ -38,6 +38,10 @@ class Tokenizer:
         """The text of `ids`. The end-of-text id and ids beyond the vocabulary (a model's padding) give nothing."""
         raise NotImplementedError
 
+    def id_of(self, piece: str) -> Optional[int]:
+        """The id of the piece (or special token) of that name, if there is one."""
+        return None
+
     def encode_texts(self, texts: Sequence[str]) -> List[np.ndarray]:
         """The ids of several texts, each on its own."""
         return [np.asarray(self.encode(text), dtype=np.int64) for text in texts]

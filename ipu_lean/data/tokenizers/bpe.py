@@ -55,6 +55,9 @@ class BpeTokenizer(Tokenizer):
     def encode(self, text: str) -> List[int]:
         return self._model.encode(text, add_special_tokens=False).ids
 
+    def id_of(self, piece: str) -> Optional[int]:
+        return self._model.token_to_id(piece)
+
     def encode_texts(self, texts: Sequence[str]) -> List[np.ndarray]:
         encode = getattr(self._model, "encode_batch_fast", self._model.encode_batch)  # fast: ids without their places in the text
         return [np.asarray(found.ids, dtype=np.int64) for found in encode(list(texts), add_special_tokens=False)]

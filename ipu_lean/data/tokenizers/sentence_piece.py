@@ -50,6 +50,10 @@ class SentencePieceTokenizer(Tokenizer):
     def encode(self, text: str) -> List[int]:
         return self._model.encode(text)
 
+    def id_of(self, piece: str) -> Optional[int]:
+        found = self._model.piece_to_id(piece)  # of a name that is no piece: the unknown piece's
+        return found if self._model.id_to_piece(found) == piece else None
+
     def encode_texts(self, texts: Sequence[str]) -> List[np.ndarray]:
         return [np.asarray(row, dtype=np.int64) for row in self._model.encode(list(texts), num_threads=processors())]
 

@@ -10,11 +10,12 @@ from ipu_lean.config import Config
 from ipu_lean.errors import ConfigError
 from ipu_lean.models.convert import folder, gpt2, reformer
 from ipu_lean.models.convert.folding import folded
+from ipu_lean.models.convert.mask import mask_of, with_mask
 from ipu_lean.models.convert.parts import Tensors, read_parts, write_parts
 from ipu_lean.models.convert.settings import Settings
 from ipu_lean.models.gpt import GPT
 
-__all__ = ["Read", "folder", "read_settings", "read_weights", "written"]
+__all__ = ["Read", "folder", "mask_of", "read_settings", "read_weights", "with_mask", "written"]
 FAMILIES = {"reformer": reformer, "gpt2": gpt2}
 
 

@@ -25,7 +25,7 @@ def is_folder(path: Path) -> bool:
 
 def read_settings(path: Path) -> Dict[str, Any]:
     """config.json. ConfigError if it is not there or cannot be read."""
-    found = _read_json(path / CONFIG)
+    found = read_json(path / CONFIG)
     if not found.get("model_type"):
         raise ConfigError(f"{path / CONFIG} names no model_type", key="SOURCE")
     return found
@@ -38,7 +38,7 @@ def read_tensors(path: Path) -> Tensors:
         if (path / name).is_file():
             files: List[str] = [name]
         elif index.is_file():
-            files = sorted(set(_read_json(index).get("weight_map", {}).values()))
+            files = sorted(set(read_json(index).get("weight_map", {}).values()))
         else:
             continue
         found: Tensors = {}
@@ -63,7 +63,8 @@ def _read_file(path: Path) -> Tensors:
     return found
 
 
-def _read_json(path: Path) -> Dict[str, Any]:
+def read_json(path: Path) -> Dict[str, Any]:
+    """A JSON object. ConfigError if it cannot be read, or is something else."""
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
