@@ -10,7 +10,7 @@ import torch
 
 from ipu_lean.config import Config, Loaded, config_hash
 from ipu_lean.config.checks import check as check_config
-from ipu_lean.config.layout import IPU_DEVICES, eval_device_iterations
+from ipu_lean.config.layout import IPU_DEVICES, eval_device_iterations, layout
 from ipu_lean.data import blank_batch, expected_vocab
 from ipu_lean.errors import ConfigError, VerdictFailed
 from ipu_lean.ipu.api import load_poptorch
@@ -18,6 +18,7 @@ from ipu_lean.ipu.examination import Examination, Finding, examine_step
 from ipu_lean.ipu.optimizers import make_optimizer
 from ipu_lean.ipu.options import describe_options, make_options
 from ipu_lean.ipu.placement import place
+from ipu_lean.ipu.plan.machine import MOST_IPUS
 from ipu_lean.ipu.step import to_precision
 from ipu_lean.ipu.surrogate import make_step
 from ipu_lean.models import build_meta, build_model
@@ -75,7 +76,8 @@ def _trace(result: CheckResult, build: Callable[..., Any]) -> None:
     """Fill in the result from a model made by `build`."""
     changed, poptorch = result.config, load_poptorch("ipu-emulated")
     model = to_precision(build(changed, expected_vocab(changed)), changed)
-    pair = make_options(_portable(changed), poptorch)
+    processes = _processes(changed)
+    pair = make_options(_portable(changed), poptorch, replicas=changed.batch.replicas // processes)
     optimizer = make_optimizer(model, changed, poptorch)
     result.options, result.batch = describe_options(pair), _batch_lines(changed)
     try:
@@ -85,12 +87,15 @@ def _trace(result: CheckResult, build: Callable[..., Any]) -> None:
         result.found.add(_config_finding(error))
         return
     result.placement = placement.table
-    train, evaluation = _batches(changed)
+    train, evaluation = _batches(changed, processes)
     with _quiet():
         result.found = examine_step(
             step, train, options=pair.train, optimizer=optimizer, evaluation=(evaluation, pair.eval)
         )
     placement.remove()
+    if processes > 1:
+        result.found.ipus *= processes
+        result.found.notes.append(_share(changed, processes))
     result.optimizer = _optimizer_lines(changed, optimizer)
     _stages_agree(result, placement.stages)
 
@@ -140,10 +145,25 @@ def _portable(config: Config) -> Config:
     return config.model_copy(update={"ipu": config.ipu.model_copy(update={"offline_target": None})})
 
 
-def _batches(config: Config) -> Tuple[Tuple[torch.Tensor, ...], Tuple[torch.Tensor, ...]]:
-    """Whole tensors of a training and of an evaluation call, shapes only."""
-    rows = config.batch.global_batch * config.batch.device_iterations
-    eval_rows = config.batch.micro * config.batch.replicas * eval_device_iterations(config)
+def _processes(config: Config) -> int:
+    """The fewest that drive all replicas; several are started by poprun, and each holds as many replicas."""
+    each, replicas = layout(config).ipus, config.batch.replicas
+    fitting = (count for count in range(1, replicas + 1) if not replicas % count and each * replicas // count <= MOST_IPUS)
+    return next(fitting, 1)
+
+
+def _share(config: Config, processes: int) -> str:
+    ipus = layout(config).ipus * config.batch.replicas
+    return (
+        f"one process drives at most {MOST_IPUS} of these {ipus} IPUs: start {processes} with poprun (docs/ipu.md). What was "
+        f"traced is the share of one, {config.batch.replicas // processes} replicas"
+    )
+
+
+def _batches(config: Config, processes: int) -> Tuple[Tuple[torch.Tensor, ...], Tuple[torch.Tensor, ...]]:
+    """Whole tensors of one process's training and evaluation call, shapes only."""
+    rows = config.batch.global_batch * config.batch.device_iterations // processes
+    eval_rows = config.batch.micro * config.batch.replicas * eval_device_iterations(config) // processes
     train, evaluation = (tuple(torch.from_numpy(array).to("meta") for array in blank_batch(config, count)) for count in
                          (rows, eval_rows))
     return train, evaluation

@@ -16,7 +16,7 @@ from ipu_lean.mup.transfer import Optimum
 from ipu_lean.mup.verdict import FAIL, INCONCLUSIVE
 from ipu_lean.sweep import judge
 from ipu_lean.sweep.directory import SweepDirectory
-from ipu_lean.sweep.grid import expand
+from ipu_lean.sweep.grid import NAMES, expand
 from ipu_lean.sweep.judge import Group
 from ipu_lean.sweep.results import DONE
 from ipu_lean.train.banner import flat
@@ -102,13 +102,12 @@ def _large(config: Config, choice: Choice, width: Optional[int], depth: Optional
     tree.update(sweep=None, model=model.model_dump(mode="json"), name=f"{config.name}-{size['width']}x{size['depth']}")
     tree["optimizer"]["lr"] = choice.lr
     tree["mup"]["parametrization"] = choice.settings["parametrization"]
-    for key, value in choice.settings.items():
-        if "." in key:
-            *sections, name = key.split(".")
-            here = tree
-            for word in sections:
-                here = here[word]
-            here[name] = value
+    for key in _grid_keys(choice):
+        *sections, name = key.split(".")
+        here = tree
+        for word in sections:
+            here = here[word]
+        here[name] = choice.settings[key]
     chosen = load(to_text(tree))
     final = load(to_text(tree), overrides)
     for key in differing(flat(chosen.config), flat(final.config)):
@@ -123,11 +122,16 @@ def _large(config: Config, choice: Choice, width: Optional[int], depth: Optional
     return Loaded(final.config, _origins(config, choice, final), final.text)
 
 
+def _grid_keys(choice: Choice) -> List[str]:
+    """The axes of the grid, by their keys."""
+    return [key for key in choice.settings if key not in NAMES.values()]
+
+
 def _origins(config: Config, choice: Choice, final: Loaded) -> Dict[str, str]:
     """Where each value of the large run comes from, for the comments."""
     before, after = flat(config), flat(final.config)
     names = {"optimizer.lr": "chosen by the sweep", "mup.parametrization": "as judged"}
-    names.update(dict.fromkeys((key for key in choice.settings if "." in key), "the best value of the grid"))
+    names.update(dict.fromkeys(_grid_keys(choice), "the best value of the grid"))
     origins = {}
     for key in final.provenance:
         moved = before.get(key) != after.get(key)

@@ -24,7 +24,7 @@ from ipu_lean.train.commands import with_absolute_paths
 from ipu_lean.train.precision import check_precision
 from ipu_lean.train.runs import make_summary
 from ipu_lean.train.signals import StopSignal
-from ipu_lean.train.tasks import Progress
+from ipu_lean.train.tasks import Progress, open_task
 
 Summary = Dict[str, Any]
 Say = Callable[[str], None]
@@ -56,6 +56,7 @@ def run_sweep(
     trials = _trials(config)
     check_trials(trials)
     check_executor(trials, config.sweep or SweepConfig())
+    check_data(trials[0].config, _stages(say))
     run = SweepDirectory.begin(out, config)
     return _sweep(run, config, trials, share=share, plan_only=plan_only, strict=strict, say=say)
 
@@ -87,6 +88,8 @@ def resume_sweep(
     check_trials(trials, shapes=config != old)
     check_executor(trials, config.sweep or SweepConfig())
     if config != old:
+        if share is None:
+            run.lock()  # before anything changes under another process's hands
         run.keep(config)
     return _sweep(run, config, trials, share=share, plan_only=plan_only, retry=retry, strict=strict, say=say)
 
@@ -115,6 +118,11 @@ def check_executor(trials: Sequence[Trial], sweep: SweepConfig) -> None:
         import_ray()
     elif sweep.executor == "batched":
         plan_jobs(trials, sweep.executor, sweep.workers)
+
+
+def check_data(config: Config, progress: Optional[Progress] = None) -> None:
+    """ConfigError for data that is not there, or that is less than one batch of it."""
+    open_task(config, progress).train_batches(config.batch.global_batch)
 
 
 def _trials(config: Config) -> List[Trial]:

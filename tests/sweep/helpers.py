@@ -31,9 +31,9 @@ def tiny(folder: Path, **sections: Any) -> Config:
     return make_config(**base)
 
 
-def fill(directory: Path, slope: Any, noise: float = 1e-4, skip: Any = lambda trial: False) -> None:
+def fill(directory: Path, slope: Any, noise: float = 1e-4, skip: Any = lambda trial: False, better: Any = 0.1) -> None:
     """Give every trial of a sweep the loss of a surface whose optimum is known: 2^-7.2 at width 16, moving by
-    `slope(parametrization)` per doubling of width, 0.1 lower where weight_decay is 0.1.
+    `slope(parametrization)` per doubling of width, 0.1 lower where weight_decay (or the precision) is `better`.
     """
     import math
     import random
@@ -49,6 +49,6 @@ def fill(directory: Path, slope: Any, noise: float = 1e-4, skip: Any = lambda tr
         doublings = math.log2(axes["width"] / 16)
         away = math.log2(axes["lr"]) + 7.2 - slope(axes["parametrization"]) * doublings
         loss = 3.0 - 0.05 * doublings + 0.02 * away**2 + 0.2 * axes["seed"] + noise * draw.gauss(0, 1)
-        loss -= 0.1 * (axes.get("optimizer.weight_decay") == 0.1)
+        loss -= 0.1 * (better in (axes.get("optimizer.weight_decay"), axes.get("precision")))
         if not skip(trial):
             store.add(make_result(trial, [5.0, loss], seconds=0.5, executor="local"))

@@ -61,6 +61,15 @@ def test_the_best_cell_of_a_grid_is_taken_over(run, capsys, tmp_path):
     assert "optimizer.weight_decay 0.1" in text
 
 
+def test_an_axis_of_the_whole_configuration_is_taken_over(run, capsys, tmp_path):
+    """A key outside of all sections."""
+    directory = run("--lrs", "2^-9..2^-5", "--seeds", "2", "precision=[fp32,bf16-mixed]", better="bf16-mixed")
+    _, text, _ = apply(capsys, directory)
+    (tmp_path / "big.yaml").write_text(text)
+    assert load_config("big.yaml").precision == "bf16-mixed"
+    assert "best value of the grid" in text
+
+
 def test_a_transfer_that_failed_is_not_applied_silently(run, capsys):
     directory = run(*WIDE, mup=-1.0)
     code, text, err = apply(capsys, directory, "--width", "128")

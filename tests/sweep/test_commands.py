@@ -16,6 +16,7 @@ import pytest
 
 from ipu_lean import cli
 from ipu_lean.config import dump_config, load_config
+from ipu_lean.sweep.directory import SweepDirectory
 from ipu_lean.sweep.grid import expand
 from ipu_lean.sweep.results import Store
 from ipu_lean.sweep.trial import make_result, run_trial
@@ -218,6 +219,8 @@ MISTAKES = [
     ("longer than the warm-up", ["--lrs", "1,2", "schedule.warmup=6"]),
     ("cannot be trained together", ["--lrs", "1,2", "--executor", "batched", "model.dropout=0.1"]),
     ("how it grows with width", ["--widths", "16,32", "model.ffn_width=64"]),
+    ("no such file", ["--lrs", "1,2", "data.corpus=nowhere.txt"]),
+    ("one global batch needs", ["--lrs", "1,2", "batch.micro=5000"]),
 ]
 
 
@@ -241,6 +244,18 @@ def test_a_sweep_goes_on_with_what_it_began_with(capsys, yaml, key):
     assert code == 2 and f"`{key.split('=')[0]}" in err and (run / "config.yaml").read_text() == before
     code, _, _, err = sweep(capsys, run, "--out", "other")
     assert code == 2 and "own directory" in err
+
+
+def test_a_second_process_changes_nothing_under_the_first(capsys, yaml):
+    run = planned(capsys, yaml, "--lrs", "2^-7,2^-6", "--executor", "sequential")
+    before, first = (run / "config.yaml").read_text(), SweepDirectory.reopen(str(run))
+    first.lock()
+    for flags in (["--lrs", "2^-7..2^-3"], ["--lrs", "2^-7..2^-3", "--plan"], []):
+        code, _, _, err = sweep(capsys, run, *flags)
+        assert code == 1 and "another process" in err and (run / "config.yaml").read_text() == before
+    first.unlock()
+    code, _, _, _ = sweep(capsys, run, "--lrs", "2^-7..2^-3", "--plan")
+    assert code == 0 and len(load_config(run).sweep.lrs) == 5
 
 
 def test_an_unchanged_text_is_demanded(capsys, yaml, tmp_path):

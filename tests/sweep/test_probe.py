@@ -75,6 +75,15 @@ def test_what_cannot_be_batched_is_trained_alone(clock, monkeypatch, tmp_path):
     assert [result.status for result in probe.run_probed(trials, True, "local")] == ["done", "done"]
 
 
+def test_a_first_trial_that_diverges_costs_no_other(monkeypatch, tmp_path):
+    """Steps are timed on the first trial, whose numbers may end at once: that says nothing about the rest."""
+    monkeypatch.setattr(probe, "_known", {})
+    steps = {"steps": 9, "save_every": 9, "clip": None}
+    trials = grid_of(tmp_path, lrs=[1e-3], seeds=[0], grid={"mup.init_scale": [1e30, 1.0]}, train=steps)
+    assert (run_trial(trials[0]).status, run_trial(trials[0]).losses) == ("diverged", [])
+    assert [result.status for result in probe.run_probed(trials, True, "local")] == ["diverged", "done"]
+
+
 def test_the_real_clock_gives_a_choice(tmp_path):
     trials = grid_of(tmp_path, lrs=[1e-3], train={"steps": 8})
     task = task_of(trials[0].config)

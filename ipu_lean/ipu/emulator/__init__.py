@@ -9,8 +9,7 @@ Beyond PopTorch: `examine.examine` (all that is wrong with a step), `verify.grad
 `kept.kept_for_backward` (bytes that a training step keeps for its backward pass), `machine.set_machine` (how many IPUs there are;
 by default one attached executor holds them all).
 Refused because they are not emulated: saved executables, custom and host ops in a trace, weights that differ between replicas,
-several processes. Accepted and not reproduced: memory and time, float16 partial sums, the steps of automatic loss scaling (a
-warning says that it stays where it is set), the order in which argsort leaves equal keys. Loops are unrolled.
+several processes. Accepted and not reproduced: memory and time, the order in which argsort leaves equal keys. Loops are unrolled.
 """
 from __future__ import annotations
 

@@ -8,6 +8,7 @@ from typing import Any, Dict, Iterator, List, Optional, Tuple
 from ipu_lean.config import Config, make_config
 from ipu_lean.errors import ConfigError
 from ipu_lean.ipu.plan.levers import LOW_PROPORTION, SLICE
+from ipu_lean.ipu.plan.machine import MOST_IPUS
 from ipu_lean.ipu.plan.network import as_ipu, workload_of
 from ipu_lean.ipu.plan.pipeline import forward_stages, minimum_accumulation
 from ipu_lean.ipu.plan.plan import Plan, make_plan
@@ -15,7 +16,6 @@ from ipu_lean.ipu.plan.speed import samples_per_second
 from ipu_lean.ipu.plan.workload import Network, Workload
 
 _PATIENCE = 50  # plans that the configuration's rules may refuse before it must be the configuration itself
-_MOST_IPUS = 64  # of one process; a replica is no larger
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,10 @@ def search(config: Config, pod: int) -> Optional[Found]:
     config, _ = as_ipu(config)
     tried, fitting = 0, 0
     ranked: List[Tuple[Tuple[Any, ...], Workload]] = []
+    most = config.ipu.eval_device_iterations  # fewer would leave evaluation's pipeline empty
     for workload in candidates(workload_of(config), pod, config.batch.global_batch):
+        if most is not None and forward_stages(workload) > most:
+            continue
         tried += 1
         verdict = make_plan(workload).verdict
         if verdict == "no":
@@ -69,11 +72,11 @@ def search(config: Config, pod: int) -> Optional[Found]:
 def candidates(start: Workload, pod: int, rows: int) -> Iterator[Workload]:
     """Every plan of the grid that trains `rows` rows an update on `pod` IPUs, pipelined or on one IPU each."""
     count = 1
-    while count <= min(pod, _MOST_IPUS):
+    while count <= min(pod, MOST_IPUS):  # a replica does not span processes
         replicas = pod // count
         for layers in placements(start.network, count):
-            head = start.embedding_ipu if start.network.embedding and not start.network.head else count - 1
-            moved = replace(start, layers_per_ipu=layers, head_ipu=0 if count == 1 else head, embedding_ipu=0, replicas=replicas,
+            tied = start.network.embedding and not start.network.head
+            moved = replace(start, layers_per_ipu=layers, head_ipu=0 if tied else count - 1, embedding_ipu=0, replicas=replicas,
                             pipelined=count > 1, recomputed=True, surrogate=False)
             needed = minimum_accumulation(forward_stages(moved))
             for micro in (1, 2, 4, 8, 16, 32):

@@ -79,7 +79,8 @@ def run_auto(
         raise ConfigError(f"a POD has {', '.join(map(str, PODS[:-1]))} or {PODS[-1]} IPUs", key="--pod", value=wanted)
     found = search(loaded.config, wanted)
     if found is None:
-        ways = "Try another --pod, or more rows (batch.accumulation)."
+        short = "" if config.ipu.eval_device_iterations is None else ", or leave ipu.eval_device_iterations out"
+        ways = f"Try another --pod, or more rows (batch.accumulation){short}."
         rule = f"no plan with a global batch of {start.global_batch} rows fits a POD{wanted}, of which a plan uses every IPU"
         raise _nothing(loaded, f"{rule}. {ways}")
     summary = run_plan(loaded._replace(config=found.config), None, out, traced)

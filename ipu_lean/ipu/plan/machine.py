@@ -8,6 +8,7 @@ TILES = 1472  # of a GC200 and of a Bow
 TILE_BYTES = 624 * 1024
 MEMORY = TILES * TILE_BYTES  # 897 MiB
 PODS = (4, 16, 64, 128, 256)
+MOST_IPUS = 64  # that one process drives (CompilerImpl.cpp:234)
 MATMUL_PROPORTION = 0.6  # PopTorch's, where ipu.matmul_proportion is unset
 
 

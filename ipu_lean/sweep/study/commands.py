@@ -11,6 +11,7 @@ from ipu_lean.data import expected_vocab
 from ipu_lean.errors import ConfigError, Interrupted, RunError, VerdictFailed
 from ipu_lean.models import build_meta
 from ipu_lean.mup.verdict import FAIL, INCONCLUSIVE, PASS, overall
+from ipu_lean.sweep.commands import check_data
 from ipu_lean.sweep.grid import Trial
 from ipu_lean.sweep.jobs import Job
 from ipu_lean.sweep.results import DONE, TrialResult
@@ -89,8 +90,11 @@ def run_study(
     if is_study(out):
         run = StudyDirectory(Path(str(out)))
         _check_same(load_config(run.config), config)
+        run.lock()  # before anything changes under another process's hands
         write_atomic(run.config, dump_config(config))
     else:
+        RunDirectory.check_free(out)
+        check_data(config)
         run = StudyDirectory(RunDirectory.create(out, f"{config.name}-study", dump_config(config)).path)
         run.store.directory.mkdir()
     return _study(run, config, variants, retry, strict, say)

@@ -14,7 +14,7 @@ from ipu_lean.cli import main
 from ipu_lean.config import Config, load_config, make_config
 from ipu_lean.ipu.check import check
 from ipu_lean.ipu.plan import make_plan
-from ipu_lean.ipu.plan.auto import explain, placements, search
+from ipu_lean.ipu.plan.auto import candidates, explain, placements, search
 from ipu_lean.ipu.plan.network import as_ipu, workload_of
 from ipu_lean.ipu.plan.published import transformer
 from ipu_lean.ipu.plan.speed import samples_per_second, update_seconds
@@ -75,6 +75,42 @@ def test_as_fast_as_a_coarser_enumeration(seed: int) -> None:
 def test_check_accepts_what_is_found(seed: int) -> None:
     found = search(random_model(100 + seed), 16)
     assert found is None or check(found.config).findings == []
+
+
+def small(**changes: Any) -> Config:
+    """12 layers of width 256 for any POD; `changes` by section."""
+    sections = {"batch": {"micro": 1, "accumulation": 1024}, "ipu": {}, "model": {}, **changes}
+    model = {"width": 256, "depth": 12, "seq": 128, "vocab": 4096, **sections.pop("model")}
+    return make_config(device="ipu", precision="fp16-ipu", model=model, mup={"parametrization": "standard"},
+                       data={"tokenizer": {"kind": "bpe", "path": "x"}}, **sections)
+
+
+def test_a_pod_of_several_processes_is_checked_as_the_share_of_one() -> None:
+    """PopTorch drives at most 64 IPUs from one process, and poprun starts more of them."""
+    found = search(small(), 128)
+    assert found is not None and found.plan.workload.ipus * found.plan.workload.replicas == 128
+    result = check(found.config)
+    assert result.findings == [] and result.found.ipus == 128
+    assert any("start 2 with poprun" in note for note in result.found.notes)
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_what_is_ranked_is_what_is_configured(tied: bool) -> None:
+    """Also where the configuration had its embedding on another IPU than the first, as plans have it."""
+    layers = [6, 6] if tied else [0, 12]
+    start = small(model={"tied": tied}, ipu={"layers_per_ipu": layers, "embedding_ipu": 1 if tied else 0})
+    found = search(start, 4)
+    assert found is not None and found.plan.verdict == "fits"
+    assert found.speed == samples_per_second(found.plan.workload)
+    for workload in candidates(workload_of(as_ipu(start)[0]), 4, 1024):
+        assert workload.head_ipu == (0 if tied else workload.ipus - 1)
+
+
+def test_evaluation_fills_the_pipelines_that_are_searched() -> None:
+    """With few device iterations in evaluation, pipelines stay short; as it likes, the search takes four stages here."""
+    start = small(ipu={"eval_device_iterations": 2}, model={"width": 1024, "depth": 24, "tied": False})
+    found = search(start, 4)
+    assert found is not None and (found.plan.forward, found.plan.verdict) == (2, "tight")
 
 
 def test_the_published_placement_is_found_again() -> None:

@@ -76,6 +76,24 @@ def test_only_variants_and_seeds_may_change(tmp_path, here):
     assert caught.value.key == "train.steps"
 
 
+def test_a_second_process_changes_nothing_under_the_first(tmp_path, here):
+    run(config(tmp_path, {"a": {}}), tmp_path / "study")
+    before, first = (tmp_path / "study" / "config.yaml").read_text(), commands.StudyDirectory(tmp_path / "study")
+    first.lock()
+    with pytest.raises(RunError, match="another process"):
+        run(config(tmp_path, {"a": {}, "b": {"optimizer.lr": 1e-4}}), tmp_path / "study")
+    assert (tmp_path / "study" / "config.yaml").read_text() == before
+    first.unlock()
+
+
+def test_missing_data_is_told_before_anything_is_written(tmp_path, here):
+    nowhere = {"data": {"corpus": str(tmp_path / "nowhere.txt")}}
+    for section, words in ((nowhere, "no such file"), ({"batch": {"micro": 5000}}, "one global batch needs 5,000")):
+        with pytest.raises(ConfigError, match=words):
+            run(tiny(tmp_path, study={"variants": {"a": {}}}, **section), tmp_path / "study")
+        assert not (tmp_path / "study").exists()
+
+
 def test_stopped_and_gone_on_with(tmp_path, monkeypatch):
     def stops(jobs, workers, on_result, train):
         on_result(run_variant(jobs[0][0]))
