@@ -140,3 +140,15 @@ def decay_towards(average: torch.Tensor, value: torch.Tensor, beta: float) -> No
         average.lerp_(value, 1 - beta)
     else:
         average.mul_(beta).add_(value, alpha=1 - beta)
+
+
+def increment_versions(tensors: List[torch.Tensor]) -> None:
+    """Tell autograd that these were changed in place, where their memory was written past it: a backward pass that saved one of
+    them is refused then, as after any other change in place.
+    """
+    known = getattr(torch.autograd.graph, "increment_version", None)
+    for tensor in tensors:
+        if known is not None:
+            known(tensor)
+        else:
+            tensor.detach().unsqueeze(0)[:0].zero_()  # a view shares the counter

@@ -184,7 +184,7 @@ class AnyPrecisionAdamW(torch.optim.Optimizer):
     def _advance(self, group: Dict[str, Any], stretch: Stretch, places: Sequence[int]) -> None:
         """Update the parameters at these places of one stretch, in runs of those that have made the same number of steps."""
         runs: Dict[float, List[Tuple[int, torch.Tensor]]] = {}
-        steps, kinds = [], set()
+        steps, kinds, moved = [], set(), []
         for place in places:
             parameter, begin = stretch.parameters[place], stretch.begins[place]
             gradient = parameter.grad
@@ -194,6 +194,7 @@ class AnyPrecisionAdamW(torch.optim.Optimizer):
             stretch.adopt(place, state)
             step = state["step"]
             steps.append(step)
+            moved.append(parameter)
             kinds.add(gradient.dtype)
             runs.setdefault(step.item() + 1, []).append((begin, gradient))
         if not runs:
@@ -205,6 +206,7 @@ class AnyPrecisionAdamW(torch.optim.Optimizer):
         walk.finish()
         stretch.finish()
         torch._foreach_add_(steps, 1)
+        _compat.increment_versions(moved)
 
     def _compiles(self, group: Dict[str, Any], stretch: Stretch) -> bool:
         """Whether this stretch is updated by compiled code: in C where that suits, else by torch.compile."""

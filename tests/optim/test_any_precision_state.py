@@ -182,6 +182,21 @@ def test_parameters_moved_by_others_are_found_again():
     assert float(optimizer.state[model[1].bias]["exp_avg"].float().abs().max()) < 1
 
 
+@pytest.mark.parametrize("flatten", [True, False])
+@pytest.mark.parametrize("summation", ["kahan", "none"])
+def test_a_backward_pass_that_reads_moved_weights_is_refused(summation, flatten):
+    """As after a step of torch's optimizers: its gradients would be of no function."""
+    weight = nn.Parameter(torch.eye(300).to(BF16))
+    optimizer = AnyPrecisionAdamW([weight], betas=(0.9, 0.95), momentum_dtype=BF16, summation=summation, flatten=flatten)
+    x = torch.ones(2, 300, dtype=BF16, requires_grad=True)
+    late = (x @ weight).float().sum()
+    (x @ weight).float().sum().backward()
+    optimizer.step()
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        late.backward()
+    (x @ weight).float().sum().backward()
+
+
 def test_types_that_change_with_the_model():
     model = nn.Linear(10, 10)
     optimizer = AnyPrecisionAdamW(model.parameters(), betas=(0.9, 0.95))
