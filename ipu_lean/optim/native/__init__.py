@@ -85,6 +85,7 @@ def library() -> Tuple[Optional[Any], str]:
             log.info("compiled the optimizer's update with %s in %.1f s; kept as %s", cc, time.perf_counter() - started, target)
         function = ctypes.CDLL(str(target)).ipu_lean_adamw
     except (OSError, RuntimeError, subprocess.SubprocessError) as error:
+        log.warning("the optimizer goes on without its C code: %s", error)
         return None, str(error)
     pointer, word = ctypes.c_void_p, ctypes.c_uint32
     function.argtypes = [ctypes.c_int, ctypes.c_int, ctypes.c_int64, *[pointer] * 7, word, word, word]
