@@ -25,6 +25,7 @@ SAFE = (
     "train.threads",
     "train.processes",
     "train.strategy",
+    "memory.fused_update",
     "data.cache",
     "device",
     "ipu.",

@@ -144,13 +144,13 @@ def test_it_goes_on_bit_for_bit_with_or_without(others: bool) -> None:
 
 @needs_hooks
 def test_a_run_stops_and_goes_on(zygote: Any, tmp_path: Path) -> None:
-    """The same files as those of an unfused run in one go."""
+    """Begun fused and ended unfused: the same files as those of an unfused run in one go."""
     yaml = write_yaml(tmp_path, precision="bf16-pure", batch={"micro": 2, "accumulation": 1}, train={"clip": None})
     whole, halves = tmp_path / "whole", tmp_path / "halves"
     assert zygote.run(["train", yaml, "--out", whole]).code == 0
     begun = zygote.run(["train", yaml, "memory.fused_update=true", "train.steps=8", "schedule.steps=12", "--out", halves])
     assert begun.code == 0, begun.err
-    ended = zygote.run(["resume", halves, "train.steps=12"])
+    ended = zygote.run(["resume", halves, "train.steps=12", "memory.fused_update=false"])
     assert ended.code == 0, ended.err
     end = "checkpoints/step-00000012"
     for name in ("model.safetensors", "optimizer.pt"):

@@ -45,7 +45,7 @@ def test_every_key_is_either_safe_or_refused(file: Path) -> None:
         "train.clip",
     )
     for key in flat(resumed_config(file, [])[0]):
-        if key.startswith(computed):
+        if key.startswith(computed) and key != "memory.fused_update":  # which changes no bit: test_fused_update.py
             assert not is_safe(key), key
 
 
