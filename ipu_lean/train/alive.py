@@ -23,6 +23,8 @@ class Alive(TorchDispatchMode):
             and `peak` as well.
     """
 
+    passive = True  # code that is quicker where nobody watches stays so (nn/attention/host.py)
+
     def __init__(self, known: Iterable[torch.Tensor], weights: Iterable[torch.Tensor] = ()) -> None:
         super().__init__()
         self.now = self.peak = self.copies = self.copies_peak = self.copies_then = 0

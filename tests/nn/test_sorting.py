@@ -212,3 +212,20 @@ def test_the_host_is_left_alone_by_whoever_watches_operations():
     assert torch.equal(torch.func.vmap(watched)(buckets), order)
     assert torch.equal(torch.jit.trace(watched, buckets, check_trace=False)(buckets), order)
     assert seen == [False, False, False] and host.usable(buckets) and not host.usable(buckets.to("meta"))
+
+
+def test_the_host_works_on_where_somebody_only_counts():
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    class Mode(TorchDispatchMode):
+        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+            return function(*args, **(kwargs or {}))
+
+    class Counting(Mode):
+        passive = True
+
+    buckets = torch.randint(5, (1, 2, 1, 12))
+    with Counting():
+        assert host.usable(buckets) and torch.equal(bucket_order(buckets, 5)[0], buckets.sort(stable=True)[1])
+        with Mode():
+            assert not host.usable(buckets)

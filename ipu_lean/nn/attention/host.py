@@ -15,10 +15,11 @@ _RADIX = 2**15  # NumPy sorts 16-bit integers in linear time
 
 def usable(x: torch.Tensor) -> bool:
     """Whether `x` is numbers in this machine's memory and nobody watches what is done with them (tracers, compilers,
-    transforms)."""
+    transforms). A mode that only counts says so (`passive = True`): it is to see what happens without it."""
     if compiling() or torch.jit.is_tracing() or type(x) is not torch.Tensor or x.device.type != "cpu":
         return False
-    return torch._C._len_torch_dispatch_stack() == 0 and not transformed(x)
+    modes = (torch._C._get_dispatch_stack_at(place) for place in range(torch._C._len_torch_dispatch_stack()))
+    return all(getattr(mode, "passive", False) for mode in modes) and not transformed(x)
 
 
 def tokens_at_once(bytes_each: int) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
-from typing import Any, Dict, List, Optional, Tuple
+from typing import Any, Dict, List, Tuple
 
 from torch import nn
 
@@ -20,17 +20,17 @@ KINDS = ("weights", "gradients", "moments", "compensation")
 class Footprint:
     """Bytes of each kind.
 
-    `copies`: of weights (autocast's casts, joined or scaled matrices); `activations`: all others, at their peak. None where
-    unknown. `peak`: the most bytes of a whole update.
+    `copies`: of weights (autocast's casts, joined or scaled matrices); `activations`: all others, at their peak. `peak`: the most
+    bytes of a whole update.
     """
 
     weights: int
     gradients: int
     moments: int
     compensation: int
-    copies: Optional[int] = None
-    activations: Optional[int] = None
-    peak: Optional[int] = None
+    copies: int = 0
+    activations: int = 0
+    peak: int = 0
 
     @property
     def held(self) -> int:
@@ -68,14 +68,11 @@ def predicted(config: Config, sizes: List[int], vocab: int) -> Footprint:
     alive = count
     if config.memory.fused_update:  # the largest, and the small ones that wait for the end
         alive = min(count, max(sizes) + sum(size for size in sizes if size < min(WAITING, max(sizes))))
-    copies = copy_bytes(config, vocab)
-    activations = activation_bytes(config, vocab)
+    copies, activations = copy_bytes(config, vocab), activation_bytes(config, vocab)
     found = Footprint(count * weight, alive * gradient, count * moments, count * kept, copies, activations)
-    peak = None
-    if activations is not None and copies is not None:
-        # Activations are most before the first gradient is there. At the end there are all gradients, for a tied matrix two
-        # parts beside their sum, or what torch's optimizers make in passing, of a tensor's size each.
-        pair = 2 * gradient * vocab * config.model.width if derived.tied(config.model) else 0
-        passing = 0 if config.precision == "bf16-pure" else 2 * weight * max(sizes)
-        peak = found.held - found.gradients + max(copies + activations, found.gradients + max(pair, passing))
+    # Activations are most before the first gradient is there. At the end there are all gradients, for a tied matrix two parts
+    # beside their sum, or what torch's optimizers make in passing, of a tensor's size each.
+    pair = 2 * gradient * vocab * config.model.width if derived.tied(config.model) else 0
+    passing = 0 if config.precision == "bf16-pure" else 2 * weight * max(sizes)
+    peak = found.held - found.gradients + max(copies + activations, found.gradients + max(pair, passing))
     return Footprint(**{**asdict(found), "peak": peak})

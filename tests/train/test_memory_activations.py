@@ -1,0 +1,120 @@
+"""`memory`: bytes of activations and of copies of weights by formula, against what is alive in a forward and backward pass."""
+from __future__ import annotations
+
+from typing import Any, Dict
+
+import pytest
+
+from ipu_lean._compat import TORCH
+from ipu_lean.config import derived, make_config
+from ipu_lean.train.memory import worker
+from ipu_lean.train.memory.activations import activation_bytes, copy_bytes
+
+pytestmark = pytest.mark.skipif(TORCH < (2, 1), reason="storages cannot be followed")
+RESIDUAL = {"kind": "residual"}
+LABELLED = {"labelled": "docs-or-code"}
+STORE = {"engine": "store"}
+STANDARD = {"parametrization": "standard"}
+PRECISIONS = ("fp32", "bf16-mixed", "bf16-pure")
+
+FULL: Dict[str, Any] = {
+    "invert": {},
+    "store": {"memory": STORE},
+    "residual": {"stack": RESIDUAL},
+    "checkpoints": {"stack": RESIDUAL, "depth": 6, "memory": {"engine": "checkpoint", "checkpoint_every": 2}},
+    "explicit": {"stack": RESIDUAL, "attention": "explicit"},
+    "gated, untied": {"stack": RESIDUAL, "activation": "swiglu", "tied": False},
+    "feed-forward in pieces": {"memory": {**STORE, "ffn_chunk": 64}},
+    "heads in pieces": {"memory": {**STORE, "attention_heads_at_once": 2}},
+    "loss in chunks": {"memory": {"loss_chunk": 32}},
+    "rmsnorm, sandwich, dropout": {"norm": "rmsnorm", "sandwich": True, "dropout": 0.1, "stack": RESIDUAL},
+    "mostly vocabulary": {"width": 256, "depth": 2, "seq": 16, "micro": 1},
+    "wide and short": {"width": 512, "heads": 8, "seq": 16, "micro": 1},
+}
+"""GPTs of 2,048 tokens' vocabulary; keys of `model:`, and other sections."""
+REFORMERS: Dict[str, Any] = {
+    "local": {"attention": "local"},
+    "local, a chunk": {"attention": "local", "local": {"chunk": 128}, "stack": RESIDUAL},
+    "hashed": {"attention": "lsh"},
+    "hashed, stored": {"attention": "lsh", "stack": RESIDUAL},
+    "hashed four times": {"attention": "lsh", "lsh": {"chunk": 16, "hashes": 4}},
+    "hashed four times, stored": {"attention": "lsh", "lsh": {"chunk": 16, "hashes": 4}, "memory": STORE},
+    "hashed, all pairs": {"attention": "lsh", "lsh": {"chunk": 16, "full_below": 128}, "stack": RESIDUAL},
+    "both": {"attention": ["local", "lsh"], "positions": "axial"},
+    "both, stored": {"attention": ["local", "lsh"], "positions": "axial", "memory": STORE},
+    "both, checkpoints": {"attention": ["local", "lsh"], "stack": RESIDUAL, "memory": {"engine": "checkpoint"}},
+    "both, padded": {"attention": ["local", "lsh"], "seq": 120, "stack": RESIDUAL},
+    "both, a layer stored": {"attention": ["local", "lsh"], "memory": {"keep_last": 1}},
+    "few features inside": {"attention": ["local", "lsh"], "head_size": 16, "stack": RESIDUAL, "mup": STANDARD},
+}
+HEADS: Dict[str, Any] = {
+    "classifier": {"head": "classifier", "causal": False, "stack": RESIDUAL},
+    "classifier, causal": {"head": "classifier", "pooling": "mean"},
+    "classifier, both": {"head": "classifier", "causal": False, "attention": ["local", "lsh"]},
+    "masked-lm": {"head": "masked-lm", "causal": False, "stack": RESIDUAL},
+    "masked-lm, both": {"head": "masked-lm", "causal": False, "attention": ["local", "lsh"], "memory": STORE},
+}
+
+
+def config_of(precision: str, settings: Dict[str, Any]) -> Any:
+    model: Dict[str, Any] = {"width": 128, "depth": 3, "heads": 2, "seq": 64, "vocab": 2048}
+    if "attention" in settings and settings["attention"] != "explicit" or "head" in settings:
+        model.update(depth=2, seq=128, vocab=258)
+        model.update({kind: {"chunk": 16} for kind in ("local", "lsh") if kind in settings.get("attention", ())})
+    sections: Dict[str, Any] = {"precision": precision, "mup": {"base_width": 64}, "batch": {"micro": 4}}
+    for key, value in settings.items():
+        if key in ("memory", "mup"):
+            sections[key] = value
+        elif key == "micro":
+            sections["batch"] = {"micro": value}
+        else:
+            model[key] = value
+    if model.get("head") == "classifier":
+        sections["data"] = LABELLED
+    return make_config(model=model, **sections)
+
+
+def compare(config: Any) -> None:
+    """The formulas with what is alive. Under autocast the moments at which activations and copies are most are not the same."""
+    vocab = config.model.vocab
+    found = worker._activations(worker.engine_of(config, vocab), worker.batch_of(config, vocab))
+    assert copy_bytes(config, vocab) == pytest.approx(found["copies"], rel=0.02, abs=1000)
+    within = 0.16 if config.precision == "bf16-mixed" else 0.11
+    assert activation_bytes(config, vocab) / found["activations"] == pytest.approx(1, abs=within)
+
+
+@pytest.mark.parametrize("precision", PRECISIONS)
+@pytest.mark.parametrize("setting", FULL)
+def test_full_attention(setting: str, precision: str) -> None:
+    compare(config_of(precision, FULL[setting]))
+
+
+@pytest.mark.parametrize("precision", PRECISIONS)
+@pytest.mark.parametrize("setting", REFORMERS)
+def test_local_and_hashed_attention(setting: str, precision: str) -> None:
+    compare(config_of(precision, REFORMERS[setting]))
+
+
+@pytest.mark.parametrize("precision", PRECISIONS)
+@pytest.mark.parametrize("setting", HEADS)
+def test_heads(setting: str, precision: str) -> None:
+    compare(config_of(precision, HEADS[setting]))
+
+
+@pytest.mark.parametrize("setting", ["local", "hashed, stored", "hashed four times, stored", "hashed, all pairs", "both, padded"])
+def test_what_is_written_out_where_there_are_no_blocks(setting: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a GPU."""
+    monkeypatch.setattr(derived, "attention", lambda config: "explicit")
+    compare(config_of("fp32", REFORMERS[setting]))
+
+
+def test_short_sequences_hash_nothing_and_keep_no_order() -> None:
+    """A layer's order is two integers of 64 bits a token, head and round, and one of 16 where layers are run again."""
+    def kept(hashes: int, **settings: Any) -> int:
+        lsh = {"chunk": 16, "hashes": hashes, "full_below": settings.pop("full_below", 16)}
+        return activation_bytes(config_of("fp32", {**REFORMERS["hashed"], "lsh": lsh, "depth": 64, **settings}), 258)
+
+    tokens = 4 * 128 * 2 * 64  # in all layers and heads
+    assert kept(2) - kept(1) == pytest.approx(tokens * 2, rel=0.1)
+    assert kept(3, memory=STORE) - kept(2, memory=STORE) == pytest.approx(tokens * (16 + 4), rel=0.1)
+    assert kept(3, full_below=128) == kept(1, full_below=128)
