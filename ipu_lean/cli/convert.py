@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from typing import Any, Callable, Dict, Tuple
+
+from ipu_lean.cli.verdicts import say
 
 Summary = Dict[str, Any]
 NAMES = ("convert",)
@@ -16,14 +17,10 @@ def convert(arguments: argparse.Namespace) -> Summary:
     from ipu_lean.train.convert import run_convert
 
     summary = run_convert(
-        arguments.source, arguments.overrides, to=arguments.to, out=arguments.out, checkpoint=arguments.checkpoint, say=_say
+        arguments.source, arguments.overrides, to=arguments.to, out=arguments.out, checkpoint=arguments.checkpoint, say=say
     )
     print(summary.pop("text"))
     return summary
-
-
-def _say(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
 
 
 def add_commands(commands: Any, command: Callable[..., Any]) -> None:

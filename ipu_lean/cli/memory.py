@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from typing import Any, Callable, Dict, Tuple
+
+from ipu_lean.cli.verdicts import say
 
 Summary = Dict[str, Any]
 NAMES = ("memory",)
@@ -19,13 +20,9 @@ def memory(arguments: argparse.Namespace) -> Summary:
     from ipu_lean.train.memory.commands import run_memory
 
     modes = None if arguments.modes is None else [name for name in arguments.modes.replace(" ", "").split(",") if name]
-    summary = run_memory(loaded, arguments.out, modes, predict=arguments.predict, say=_say)
+    summary = run_memory(loaded, arguments.out, modes, predict=arguments.predict, say=say)
     print(summary.pop("table"))
     return summary
-
-
-def _say(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
 
 
 def add_commands(commands: Any, command: Callable[..., Any]) -> None:

@@ -105,7 +105,7 @@ def _rule(path: Path, item: Dict[str, Any], marks: Dict[Path, Mark]) -> Tuple[st
         return sentence.format(context[name]), None
     if kind == "value_error":
         return str(context.get("error", item["msg"])), None
-    if kind in ("int_type", "int_from_float") and isinstance(value, float) and value == int(value):
+    if kind in ("int_type", "int_from_float") and isinstance(value, float) and value.is_integer():
         return _KINDS["int_type"], f"write {int(value)}"
     if kind == "bool_type" and isinstance(value, str) and value.lower() in ("yes", "no", "on", "off"):
         return _KINDS[kind], f"write {'true' if value.lower() in ('yes', 'on') else 'false'}"

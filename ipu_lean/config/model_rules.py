@@ -26,6 +26,13 @@ def check_model(model: ModelConfig, where: str) -> None:
         raise ConfigError("ffn_ratio x width rounds to zero", key=f"{where}.ffn_ratio", value=model.ffn_ratio)
     if model.positions == "sinusoidal" and model.width % 2:
         raise ConfigError("sinusoidal positions need an even width", key=f"{where}.width", value=model.width)
+    if model.positions not in ("rotary", "sinusoidal") and model.rotary_base != ModelConfig().rotary_base:
+        raise ConfigError(
+            f"only rotary and sinusoidal positions read this, and the positions are {model.positions}",
+            key=f"{where}.rotary_base",
+            value=model.rotary_base,
+            suggestion="remove it",
+        )
     _groups(model, where)
     check_reformer(model, where)
     check_stack(model, where)

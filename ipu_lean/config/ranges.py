@@ -67,7 +67,7 @@ def _number(text: str) -> float:
     if power is not None:
         try:
             return float(power.group(1)) ** float(power.group(2))
-        except OverflowError:
+        except (OverflowError, ZeroDivisionError):
             pass
     elif _PLAIN.match(text):
         return float(text)

@@ -19,6 +19,7 @@ _NOTHING = {
     "beta": (None,),
     "index": ("stream",),
     "exact": (False,),
+    "exact_bits": (StackConfig().exact_bits,),
 }
 
 

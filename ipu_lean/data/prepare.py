@@ -1,6 +1,7 @@
 """`prepare`: the corpora that a config names become token files, or are found prepared."""
 from __future__ import annotations
 
+import warnings
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Dict, Optional
@@ -78,6 +79,7 @@ def prepare(config: Config, progress: Optional[Progress] = None, verify: bool = 
         check_vocab(config.model.vocab, plan.ready.vocab, extra_rows(config.model))
     path, manifest = build_corpus(cache, source, plan, "data.corpus", report, verify)
     tokenizer = load_tokenizer(path / "tokenizer")
+    warn_if_smaller(plan, tokenizer)
     sets = split_tokens(path / manifest["token_file"], manifest["tokens"], shares)
     check_windows(len(sets["train"]), config.model.seq)
     for name, other in others.items():
@@ -112,6 +114,17 @@ def tokenizer_plan(tokenizer: TokenizerConfig, share: float) -> Plan:
     if tokenizer.kind == "bytes":
         return Plan("bytes", ByteTokenizer())
     return Plan(tokenizer.kind, None, tokenizer_vocab(tokenizer), tokenizer.coverage, share)
+
+
+def warn_if_smaller(plan: Plan, tokenizer: Tokenizer) -> None:
+    """Says that training gave fewer pieces than were asked for, because the text has no more pairs of pieces to join."""
+    if plan.ready is None and tokenizer.vocab < plan.vocab:
+        warnings.warn(
+            f"`data.tokenizer.vocab: {plan.vocab}`: the training text gives only {tokenizer.vocab} pieces of {plan.kind}, so the "
+            f"tokenizer has {tokenizer.vocab}, and the model as many rows unless model.vocab says more. Set it to "
+            f"{tokenizer.vocab} or less, or use a longer text.",
+            stacklevel=2,
+        )
 
 
 def split_tokens(path: Path, tokens: int, shares: Dict[str, float]) -> Dict[str, TokenFile]:

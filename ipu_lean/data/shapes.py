@@ -8,6 +8,7 @@ import numpy as np
 from ipu_lean.config import derived
 from ipu_lean.data.batches import IGNORED, Batch
 from ipu_lean.data.images import image_size
+from ipu_lean.data.tokenizers import load_tokenizer
 
 if TYPE_CHECKING:
     from ipu_lean.config import Config
@@ -15,10 +16,17 @@ if TYPE_CHECKING:
 
 def expected_vocab(config: Config) -> int:
     """What `build_model` is told of the data: the classes of the images; for text the rows of the embedding, `model.vocab` or the
-    tokenizer's number and the mask's (a loaded tokenizer knows its own).
+    tokenizer's number and the mask's. A tokenizer that is named by its path is loaded for it; one that is to be trained has as
+    many pieces as are asked for, if the text gives so many.
+
+    Raises:
+        ConfigError, EnvironmentProblem: as `load_tokenizer`, and as `image_size`.
     """
     if config.data.images is not None:
         return image_size(config.data.images)[1]
+    path = config.data.tokenizer.path
+    if config.model.vocab is None and path is not None:
+        return load_tokenizer(path).vocab + derived.extra_rows(config.model)
     return config.model.vocab or derived.least_rows(config)
 
 

@@ -50,16 +50,21 @@ class SweepDirectory(RunDirectory):
         Raises:
             RunError: the text has changed since then.
         """
-        record = self.data if self.data.exists() else None
-        task = open_task(config, progress, record)
-        if record is not None and open_task(config).fingerprint() != task.fingerprint():
-            raise RunError(
-                f"the training text has changed since the sweep in {self.path} began, so its trials could not be compared. Put "
-                "the old text back, or start a new sweep."
-            )
-        if record is None:
-            task.note(self.data)
-        return task
+        return task_of_all(self, config, "sweep", "trials", progress)
+
+
+def task_of_all(run: RunDirectory, config: Config, what: str, members: str, progress: Optional[Progress] = None) -> Task:
+    """The data of all `members` of a `what`, the same as when it began. RunError if the text has changed since then."""
+    record = run.data if run.data.exists() else None
+    task = open_task(config, progress, record)
+    if record is not None and open_task(config).fingerprint() != task.fingerprint():
+        raise RunError(
+            f"the training text has changed since the {what} in {run.path} began, so its {members} could not be compared. Put "
+            f"the old text back, or start a new {what}."
+        )
+    if record is None:
+        task.note(run.data)
+    return task
 
 
 def is_sweep(path: str) -> bool:
@@ -67,20 +72,27 @@ def is_sweep(path: str) -> bool:
     return os.path.isfile(os.path.join(path, "config.yaml")) and os.path.isdir(os.path.join(path, "trials"))
 
 
-def check_same_base(old: Config, new: Config) -> None:
-    """A sweep may get other axes and workers, and nothing else: ConfigError otherwise."""
+def check_same_base(
+    old: Config,
+    new: Config,
+    what: str = "sweep",
+    free: Tuple[str, ...] = ("name", "sweep"),
+    may: str = "only its axes, workers and name may change",
+    instead: str = "make it an axis",
+) -> None:
+    """A sweep may get other axes and workers, and nothing else: ConfigError otherwise (and likewise for another `what`)."""
     from ipu_lean.train.banner import flat
     from ipu_lean.train.resume import differing
 
     if config_hash(old) == config_hash(new):
         return
     for key in differing(flat(old), flat(new)):
-        if key not in ("name", "sweep") and not key.startswith("logging."):
+        if key not in free and not key.startswith("logging."):
             raise ConfigError(
-                "a sweep goes on with what it began with: only its axes, workers and name may change",
+                f"a {what} goes on with what it began with: {may}",
                 key=key,
                 value=flat(new).get(key),
-                suggestion="start a new sweep, or make it an axis",
+                suggestion=f"start a new {what}, or {instead}",
             )
 
 

@@ -49,7 +49,8 @@ def _group_table(group: Group, seeds: int) -> str:
         cells = [_loss_text(one.means.get(lr)) + ("*" if lr == one.best_lr else " ") for lr in lrs]
         lines.append([f"{one.size:g}", *cells, optimum_text(one)])
     widths = [max(len(line[column]) for line in lines) for column in range(len(head))]
-    text = [f"{group.title}: loss by learning rate (mean of {seeds} seed{'s' * (seeds != 1)}, * the lowest)"]
+    over = f"mean of {seeds} seeds" if seeds > 1 else "one seed, so no error is known"
+    text = [f"{group.title}: loss by learning rate ({over}; * the lowest)"]
     text += ["  ".join(cell.rjust(width) for cell, width in zip(line[:-1], widths)) + f"  {line[-1]}" for line in lines]
     text += [f"{verdict.name}: {verdict.status}: {verdict.text}" for verdict in group.verdicts]
     return "\n".join(text)

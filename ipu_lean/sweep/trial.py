@@ -10,7 +10,7 @@ import math
 import time
 import traceback
 from pathlib import Path
-from typing import Dict, List, Optional, Sequence, Tuple
+from typing import Callable, Dict, List, Optional, Sequence, Tuple
 
 import numpy as np
 from torch import nn
@@ -22,7 +22,7 @@ from ipu_lean.sweep.grid import Trial
 from ipu_lean.sweep.results import DIVERGED, DONE, FAILED, TrialResult, final_loss
 from ipu_lean.train import rng
 from ipu_lean.train.engines import make_engine
-from ipu_lean.train.engines.protocol import Batch, DeviceFailure, Engine
+from ipu_lean.train.engines.protocol import Batch, DeviceFailure, Engine, StepResult
 from ipu_lean.train.evaluate import evaluate_all
 from ipu_lean.train.tasks import BatchStream, Task, open_task
 from ipu_lean.train.world import World
@@ -85,13 +85,22 @@ def run_trial(trial: Trial, task: Optional[Task] = None, executor: str = "sequen
         The result; a trial's own failure (memory, device, a bug) is a result too. Only Interrupted, and a task that cannot be
         opened, raise.
     """
-    task = task_of(trial.config) if task is None else task
+    data = task_of(trial.config) if task is None else task
+    return ended(trial, lambda losses: _train(trial, data, losses), executor)
+
+
+def ended(trial: Trial, train: Callable[[List[float]], Dict[str, float]], executor: str) -> TrialResult:
+    """What training comes to, however it ends; only Interrupted is raised.
+
+    Args:
+        train: trains, adds each update's loss to the list it is given, and returns the validation losses.
+    """
     started = time.perf_counter()
     losses: List[float] = []
     valid: Dict[str, float] = {}
     status = error = None
     try:
-        valid = _train(trial, task, losses)
+        valid = train(losses)
     except _Diverged as problem:
         status, error = DIVERGED, str(problem)
     except Interrupted:
@@ -137,15 +146,24 @@ def _train(trial: Trial, task: Task, losses: List[float]) -> Dict[str, float]:
 
 def _update(engine: Engine, batches: BatchStream, losses: List[float]) -> None:
     """One call of the engine; the losses of its updates are added. `_Diverged` where the engine gives up."""
+    result = step(engine, next_batch(engine, batches))
+    losses += result.losses or (result.loss,)
+
+
+def next_batch(engine: Engine, batches: BatchStream) -> Batch:
+    """What one call of the engine reads: the batches of its updates, one after the other."""
     rows = [batches.next() for _ in range(engine.updates_per_call)]
-    batch: Batch = rows[0] if len(rows) == 1 else tuple(np.concatenate(parts) for parts in zip(*rows))
+    return rows[0] if len(rows) == 1 else tuple(np.concatenate(parts) for parts in zip(*rows))
+
+
+def step(engine: Engine, batch: Batch) -> StepResult:
+    """One call of the engine. What it says of numbers that are not finite ends a trial as diverged (see `ended`)."""
     try:
-        result = engine.train_step(batch)
+        return engine.train_step(batch)
     except DeviceFailure:
         raise
     except RunError as error:
         raise _Diverged(str(error)) from error
-    losses += result.losses or (result.loss,)
 
 
 def _valid(engine: Engine, task: Task, world: World) -> Dict[str, float]:

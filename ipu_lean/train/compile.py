@@ -63,7 +63,10 @@ def _compiled(config: Config, say: Callable[[str], None]) -> Any:
     """The engine, with its training program compiled for one call's batch."""
     from ipu_lean.train.engines.poptorch_engine import PopTorchEngine
 
-    model = build_model(config, expected_vocab(config))
+    vocab, tokenizer = expected_vocab(config), config.data.tokenizer
+    if config.model.vocab is None and tokenizer.path is None and tokenizer.kind != "bytes" and config.data.images is None:
+        say(f"the program is for a vocabulary of {vocab:,}; a text too short to give that needs another one: set model.vocab")
+    model = build_model(config, vocab)
     engine = PopTorchEngine(model, config, build_schedule(config), say=say)
     rows = config.batch.global_batch * config.batch.device_iterations
     try:

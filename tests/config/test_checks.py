@@ -28,6 +28,8 @@ BROKEN = [
     ("model.stack.index", ["model.stack.index=global"], "counts nothing"),
     ("model.stack.exact", ["model.stack.coupling=mean", "model.stack.exact=true"], "products are not"),
     ("model.stack.exact_bits", ["model.stack.exact_bits=12"], "exact: true"),
+    ("model.stack.exact_bits", ["model.stack.kind=residual", "model.stack.exact_bits=12"], "one stream"),
+    ("model.rotary_base", ["model.positions=learned", "model.rotary_base=500.0"], "the positions are learned"),
     ("model.stack.output", ["model.stack.coupling=mean", "model.stack.output=sum-minus-input"], "rescale"),
     ("model.stack.output", ["model.stack.input=zeros", "model.stack.output=sum-minus-input"], "twice"),
     ("model.tied", ["model.stack.output=concat"], "512 features .* has 256"),

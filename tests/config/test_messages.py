@@ -21,6 +21,8 @@ MISTAKES = [
     ("model: {width: 64.0}\n", "text:2: `model.width: 64.0`: this must be a whole number. Write 64."),
     ("train: {steps: 1e3}\n", "text:2: `train.steps: 1000.0`: this must be a whole number. Write 1000."),
     ("train: {steps: 1.5}\n", "text:2: `train.steps: 1.5`: this must be a whole number."),
+    ("train: {steps: .inf}\n", "text:2: `train.steps: inf`: this must be a whole number."),
+    ("train: {steps: .nan}\n", "text:2: `train.steps: nan`: this must be a whole number."),
     ("train: {steps: '10'}\n", "text:2: `train.steps: '10'`: this must be a whole number."),
     ("seed: true\n", "text:2: `seed: True`: this must be a whole number."),
     ("seed: -1\n", "text:2: `seed: -1`: this must be at least 0."),

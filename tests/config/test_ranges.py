@@ -51,6 +51,7 @@ def test_a_logarithmic_range_is_evenly_spaced_and_hits_powers_of_two_exactly():
         ("1..1e300*1.0001", "at most"),
         ("1..8/1", "2 to"),
         ("2^99999", "positive number"),
+        ("0^-1", "positive number"),
     ],
 )
 def test_other_text_is_refused_in_words(text, words):

@@ -6,15 +6,17 @@ import json
 import os
 import pickle
 import sys
+import warnings
 
 import numpy as np
 import pytest
 
-from ipu_lean.data import TrainBatches, build, prepare
+from ipu_lean.data import TrainBatches, build, expected_vocab, prepare
 from ipu_lean.data.build import Plan, build_corpus
 from ipu_lean.data.sources import Source
 from ipu_lean.data.tokenizers import ByteTokenizer, train_bpe, train_sentencepiece
 from ipu_lean.errors import ConfigError
+from ipu_lean.ipu.plan.network import network_of
 from tests.data.helpers import DOCUMENTS, config, folder_bytes, prose, without_package
 
 pytestmark = pytest.mark.pod
@@ -69,6 +71,33 @@ def test_a_corpus_that_is_costly_to_read_is_sampled_from_its_beginning(tmp_path)
     _, manifest = build_corpus(tmp_path, source, Plan("bpe", None, 300, 1.0, 0.1), "data.corpus", lambda *call: None)
     assert manifest["characters"] == 200_000 and len(read) == 5 + 20
     assert manifest["tokenizer"] == train_bpe([document[:45_000]], 300).describe()
+
+
+@pytest.mark.parametrize("kind", ["sentencepiece", "bpe"])
+def test_a_vocabulary_larger_than_the_text_gives_is_said_each_time(tmp_path, kind):
+    """Whether the tokenizer is trained or found prepared; the model gets the rows that there are."""
+    without_package(kind)
+    (tmp_path / "short.txt").write_text("to be or not to be, that is the question\n" * 20)
+    settings = config(tmp_path / "cache", corpus=str(tmp_path / "short.txt"), tokenizer={"kind": kind, "vocab": 900})
+    for _ in range(2):
+        with pytest.warns(UserWarning, match=r"`data.tokenizer.vocab: 900`.* only (\d+) pieces of " + kind) as caught:
+            found = prepare(settings)
+        assert f"only {found.vocab} pieces" in str(caught[0].message) and found.vocab < 900
+    fitting = config(tmp_path / "cache", corpus=str(tmp_path / "short.txt"), tokenizer={"kind": kind, "vocab": found.vocab})
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert prepare(fitting).vocab == found.vocab
+
+
+def test_what_is_expected_of_a_loaded_tokenizer_is_what_it_has(tmp_path):
+    """`explain`, `check`, `plan` and `memory` count its rows, not the 4,096 of a tokenizer that is to be trained."""
+    without_package("bpe")
+    train_bpe([prose(3000, 9)], 350).save(tmp_path / "tok")
+    settings = config(tmp_path / "cache", tokenizer={"kind": "bpe", "path": str(tmp_path / "tok")})
+    assert expected_vocab(settings) == network_of(settings).vocab == 350
+    with pytest.raises(ConfigError) as caught:
+        expected_vocab(config(tmp_path / "cache", tokenizer={"kind": "bpe", "path": str(tmp_path / "none")}))
+    assert caught.value.key == "data.tokenizer.path"
 
 
 def test_a_loaded_tokenizer_is_used_as_it_is(tmp_path, text):

@@ -46,7 +46,7 @@ def test_more_groups_than_fit_are_in_the_table_and_not_all_drawn(swept, tmp_path
     groups = group_trials(trials, results)
     assert len(groups) == 30
     table = report.format_table(groups, counts(trials, results), 1)
-    assert table.count("loss by learning rate (mean of 1 seed,") == 30
+    assert table.count("loss by learning rate (one seed, so no error is known;") == 30
     assert "58 done, 1 diverged, 1 missing" in table and "diverged" in table.splitlines()[2]
     title, drawn = report._drawn("t", groups)
     assert len(drawn) == report.MOST_PANELS and "of 30 groups" in title

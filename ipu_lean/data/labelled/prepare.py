@@ -15,7 +15,7 @@ from ipu_lean.data.build import GROUP, Plan, Progress, groups
 from ipu_lean.data.labelled.batches import TextSet, check_rows
 from ipu_lean.data.labelled.sources import LabelledSource, classes_of, labelled_classes, open_labelled
 from ipu_lean.data.pieces import PIECE
-from ipu_lean.data.prepare import ITSELF, tokenizer_plan
+from ipu_lean.data.prepare import ITSELF, tokenizer_plan, warn_if_smaller
 from ipu_lean.data.sample import SAMPLE_BLOCKS
 from ipu_lean.data.sources import file_sha256
 from ipu_lean.data.tokenizers import Tokenizer, load_tokenizer, require_trainer, train_tokenizer
@@ -83,8 +83,10 @@ def prepare_labelled(config: Config, progress: Optional[Progress] = None, verify
         for name, value in data.validation.items()
         if isinstance(value, str) and value != ITSELF
     }
-    path, manifest = _build(cache, source, tokenizer_plan(data.tokenizer, sum(shares.values())), report, verify)
+    plan = tokenizer_plan(data.tokenizer, sum(shares.values()))
+    path, manifest = _build(cache, source, plan, report, verify)
     tokenizer = load_tokenizer(path / "tokenizer")
+    warn_if_smaller(plan, tokenizer)
     counts = {name: round(share * manifest["texts"]) for name, share in shares.items()}
     start = manifest["texts"] - sum(counts.values())
     check_rows(start)
@@ -171,7 +173,7 @@ def _other(
 def _build(
     cache: Path, source: LabelledSource, plan: Plan, report: Progress, verify: bool, least: int = 2
 ) -> Tuple[Path, Dict[str, Any]]:
-    """The folder of a source and its manifest; `least` classes must be in it."""
+    """The folder of a source and its manifest; `least` classes must be in it, whoever made it and for what."""
     mark = folders.mark_of("labelled", source.identity, plan.identity())
 
     def make(work: Path) -> Dict[str, Any]:
@@ -179,20 +181,21 @@ def _build(
         work.mkdir(parents=True)
         return _make(work, source, plan, mark, report, least)
 
-    return folders.find_or_make(
+    path, manifest = folders.find_or_make(
         cache, source.name, f"labelled-{plan.kind}", mark, make, lambda: report("wait", 0, None), verify=verify
     )
+    return path, {**manifest, "classes": classes_of(manifest["classes"], source, least)}
 
 
 def _make(work: Path, source: LabelledSource, plan: Plan, mark: str, report: Progress, least: int) -> Dict[str, Any]:
     labels, characters = _count(source, report)
-    classes = classes_of(labels, source) if least > 1 or not labels else sorted(set(labels))
+    classes = classes_of(labels, source, least)
     order = np.random.RandomState(0).permutation(len(labels))
     tokenizer = plan.ready or _train(source, plan, order, characters, report)
     tokenizer.save(work / "tokenizer")
     name = "tokens" + suffix_for(tokenizer.vocab)
     lengths, state = _write_tokens(work / name, source, tokenizer, characters, report)
-    if len(lengths) != len(labels):
+    if len(lengths) != len(labels) or source.changed():
         raise RunError(f"{source.spec} changed while it was read. Prepare the labelled texts again when it is at rest.")
     spans = np.stack([np.cumsum(lengths) - lengths, lengths], 1).astype(np.int64)
     np.save(work / SPANS, spans[order])

@@ -3,7 +3,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Callable, Dict, Iterable, Iterator, List, Tuple
+from typing import Any, Callable, Dict, Iterable, Iterator, List, Optional, Tuple
 
 from ipu_lean.data.files import nearby
 from ipu_lean.data.labelled import files, installed
@@ -20,6 +20,7 @@ class LabelledSource:
         spec: as the user wrote it. name: a short word for folder names. key: the config key that named it.
         identity: plain data that changes when the texts do.
         read: gives (text, label) in an order that never changes; may be called again.
+        refresh: computes `identity` anew, to notice a file that changed while it was read.
     """
 
     spec: str
@@ -27,6 +28,14 @@ class LabelledSource:
     key: str
     identity: Dict[str, Any]
     read: Callable[[], Iterator[Pair]]
+    refresh: Optional[Callable[[], Dict[str, Any]]] = None
+
+    def changed(self) -> bool:
+        """True if the texts are no longer what they were when the source was opened."""
+        try:
+            return self.refresh is not None and self.refresh() != self.identity
+        except OSError:
+            return True
 
 
 def open_labelled(
@@ -46,8 +55,13 @@ def open_labelled(
         return LabelledSource(spec, spec, key, installed.identity(spec), lambda: installed.read_pairs(spec))
     path = Path(spec).expanduser()
     if path.is_file() and files.suffix_of(path) in files.SUFFIXES:
-        own = files.identity(path, text_key, label_key)
-        return LabelledSource(spec, path.stem, key, own, lambda: files.read_pairs(path, text_key, label_key, key))
+
+        def identity() -> Dict[str, Any]:
+            return files.identity(path, text_key, label_key)
+
+        return LabelledSource(
+            spec, path.stem, key, identity(), lambda: files.read_pairs(path, text_key, label_key, key), identity
+        )
     raise _unknown(spec, path, key)
 
 
@@ -59,10 +73,10 @@ def labelled_classes(spec: str, text_key: str = "text", label_key: str = "label"
     return classes_of((label for _, label in source.read()), source)
 
 
-def classes_of(labels: Iterable[str], source: LabelledSource) -> List[str]:
-    """The different labels: numbers in their order, names in the alphabet's. ConfigError for fewer than two."""
+def classes_of(labels: Iterable[str], source: LabelledSource, least: int = 2) -> List[str]:
+    """The different labels: numbers in their order, names in the alphabet's. ConfigError for fewer than `least`, or for none."""
     found = set(labels)
-    if len(found) < 2:
+    if len(found) < max(1, least):
         rule = f"all texts are of the class {found.pop()!r}" if found else "there are no texts in it"
         raise ConfigError(f"{rule}, and two are the least to tell apart", key=source.key, value=source.spec)
     return sorted(found, key=_number_first)

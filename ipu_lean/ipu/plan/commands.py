@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 from pathlib import Path
-from typing import Any, Dict, Optional
+from typing import Any, Dict, Optional, Tuple
 
 from ipu_lean.config import Loaded, config_hash, dump_config
 from ipu_lean.errors import ConfigError, VerdictFailed
@@ -18,11 +18,10 @@ from ipu_lean.ipu.plan.plot import plot_plan
 from ipu_lean.ipu.plan.report import as_json, format_plan
 
 SCHEMA = 1
+Summary = Dict[str, Any]
 
 
-def run_plan(
-    loaded: Loaded, pod: Optional[int] = None, out: Optional[str] = None, traced: bool = False
-) -> Dict[str, Any]:
+def run_plan(loaded: Loaded, pod: Optional[int] = None, out: Optional[str] = None, traced: bool = False) -> Summary:
     """The summary of `plan`.
 
     Args:
@@ -32,11 +31,21 @@ def run_plan(
         VerdictFailed: an IPU would overflow; `summary` holds the rest.
     """
     directory = None if out is None else _new_directory(out)
+    plan, deciding, summary = _planned(loaded, pod, traced)
+    if directory is not None:
+        _write(directory, plan, summary, dump_config(loaded.config))
+    return _unless_it_overflows(deciding, summary)
+
+
+def _planned(
+    loaded: Loaded, pod: Optional[int] = None, traced: bool = False, last: str = "verdict"
+) -> Tuple[Plan, Plan, Summary]:
+    """(the plan, that of plan and traced step whose verdict counts, the summary with the table); `last`: see `format_plan`."""
     config, notes = as_ipu(loaded.config)
     plan = make_plan(workload_of(config, pod))
     if pod is not None and plan.workload.replicas != config.batch.replicas:
         notes.append(f"a POD{pod} has room for {plan.workload.replicas} replicas (batch.replicas is {config.batch.replicas})")
-    table, metrics, deciding = format_plan(plan, notes), as_json(plan, notes), plan
+    table, metrics, deciding = format_plan(plan, notes, last), as_json(plan, notes), plan
     if traced:
         from ipu_lean.ipu.traced import compare, format_comparison, traced_plan
 
@@ -44,29 +53,28 @@ def run_plan(
         metrics["traced"] = {"ipus": compare(plan, seen), "verdict": seen.verdict}
         table = f"{table}\n\n{format_comparison(plan, seen)}"
         deciding = seen if worse(plan.verdict, seen.verdict) != plan.verdict else plan
-    failed = deciding.verdict == "no"
     summary = {
         "schema": SCHEMA,
         "command": "plan",
         "status": "ok",
         "verdict": deciding.verdict,
-        "exit_code": VerdictFailed.exit_code if failed else 0,
+        "exit_code": VerdictFailed.exit_code if deciding.verdict == "no" else 0,
         "device": loaded.config.device,
         "config_hash": config_hash(loaded.config),
         "metrics": metrics,
         "artifacts": {},
         "table": table,
     }
-    if directory is not None:
-        _write(directory, plan, summary, dump_config(loaded.config))
-    if failed:
+    return plan, deciding, summary
+
+
+def _unless_it_overflows(deciding: Plan, summary: Summary) -> Summary:
+    if deciding.verdict == "no":
         raise VerdictFailed(_refusal(deciding), summary)
     return summary
 
 
-def run_auto(
-    loaded: Loaded, pod: Optional[int] = None, out: Optional[str] = None, traced: bool = False
-) -> Dict[str, Any]:
+def run_auto(loaded: Loaded, pod: Optional[int] = None, out: Optional[str] = None, traced: bool = False) -> Summary:
     """The summary of `plan --auto`: that of the best plan's configuration, which `out` keeps as config.yaml.
 
     Raises:
@@ -74,7 +82,7 @@ def run_auto(
     """
     config, _ = as_ipu(loaded.config)
     start = workload_of(config)
-    wanted = pod or next((size for size in PODS if size >= start.ipus * start.replicas), PODS[-1])
+    wanted = next((size for size in PODS if size >= start.ipus * start.replicas), PODS[-1]) if pod is None else pod
     if wanted not in PODS:
         raise ConfigError(f"a POD has {', '.join(map(str, PODS[:-1]))} or {PODS[-1]} IPUs", key="--pod", value=wanted)
     found = search(loaded.config, wanted)
@@ -82,24 +90,40 @@ def run_auto(
         short = "" if config.ipu.eval_device_iterations is None else ", or leave ipu.eval_device_iterations out"
         ways = f"Try another --pod, or more rows (batch.accumulation){short}."
         rule = f"no plan with a global batch of {start.global_batch} rows fits a POD{wanted}, of which a plan uses every IPU"
-        raise _nothing(loaded, f"{rule}. {ways}")
-    summary = run_plan(loaded._replace(config=found.config), None, out, traced)
+        raise _nothing(loaded, wanted, f"{rule}. {ways}")
+    directory = None if out is None else _new_directory(out)
+    plan, deciding, summary = _planned(loaded._replace(config=found.config), traced=traced)
     keys, why = keys_of(config, found.plan.workload), explain(found)
     counts = {"tried": found.tried, "fitting": found.fitting}
-    summary["metrics"]["auto"] = {"pod": wanted, "samples_per_second": found.speed, **counts, "keys": keys, "why": why}
+    summary["metrics"]["auto"] = {
+        "pod": wanted, "found": True, "samples_per_second": found.speed, **counts, "keys": keys, "why": why,
+    }  # fmt: skip
     changed = [f"{key}: {json.dumps(value)}" for key, value in keys.items()]
-    summary["table"] = "\n".join([summary["table"], "", *why, "", *changed])
-    return summary
+    summary["table"] = "\n".join([
+        f"--auto found this plan for a POD{wanted}:", "", *why, "",
+        "its keys, in place of the file's:", "", *changed, "",
+        "what it comes to (without --auto: what the file as it stands comes to):", "", summary["table"],
+    ])  # fmt: skip
+    if directory is not None:
+        _write(directory, plan, summary, dump_config(found.config))
+    return _unless_it_overflows(deciding, summary)
 
 
-def _nothing(loaded: Loaded, text: str) -> VerdictFailed:
-    """No plan was found; the summary is that of the configuration as it is, which says what stands in the way."""
-    try:
-        summary = run_plan(loaded)
-    except VerdictFailed as failure:
-        assert failure.summary is not None
-        summary = failure.summary
-    return VerdictFailed(text, {**summary, "verdict": "no", "exit_code": VerdictFailed.exit_code})
+def _nothing(loaded: Loaded, pod: int, text: str) -> VerdictFailed:
+    """No plan was found. What the configuration comes to as it stands says what is in the way, and is kept well apart."""
+    _, _, own = _planned(loaded, last="verdict on the file as it stands, not on --auto")
+    table = [
+        f"--auto found no plan for a POD{pod}.", "",
+        f"The file as it stands ({own['metrics']['ipus_in_all']} IPUs, which --auto did not choose), for comparison:", "",
+        own["table"], "",
+        f"verdict on --auto for a POD{pod}: no",
+    ]  # fmt: skip
+    metrics = {
+        "auto": {"pod": pod, "found": False, "why": text},
+        "as_it_stands": {**own["metrics"], "verdict": own["verdict"]},
+    }
+    summary = {**own, "table": "\n".join(table), "metrics": metrics, "verdict": "no", "exit_code": VerdictFailed.exit_code}
+    return VerdictFailed(text, summary)
 
 
 def _refusal(plan: Plan) -> str:

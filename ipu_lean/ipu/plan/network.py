@@ -84,6 +84,15 @@ def vocab_of(config: Config) -> int:
         from ipu_lean.data.labelled import expected_classes
 
         return expected_classes(config)
+    return _rows(config)
+
+
+def _rows(config: Config) -> int:
+    """Rows of the embedding; only a tokenizer that is loaded has to be asked (numpy, and its own package)."""
+    if config.model.vocab is None and config.data.tokenizer.path is not None:
+        from ipu_lean.data.shapes import expected_vocab
+
+        return expected_vocab(config)
     return config.model.vocab or derived.least_rows(config)
 
 
@@ -127,7 +136,7 @@ def _logit_tokens(config: Config) -> Optional[int]:
 def _gpt(config: Config) -> Network:
     model = config.model
     width, ffn = derived.stack_width(model), derived.ffn_width(model)
-    hidden, rows = derived.hidden_width(model), model.vocab or derived.least_rows(config)
+    hidden, rows = derived.hidden_width(model), _rows(config)
     gated, affine = model.activation in _GATED, model.stack.kind == "reversible" and model.stack.coupling == "affine"
     bias, norm = int(model.bias), 2 if model.norm == "layernorm" else 1
     branches = 2 * (2 if model.sandwich else 1) * norm * width + (2 * (width * width + bias * width) if affine else 0)

@@ -13,15 +13,15 @@ _MIB = 2**20
 _TITLES = {"accumulators": "grads", "temporaries": "temp"}
 
 
-def format_plan(plan: Plan, notes: Sequence[str] = ()) -> str:
-    """The report: stages, IPUs, pipeline, batch, verdict, levers."""
+def format_plan(plan: Plan, notes: Sequence[str] = (), last: str = "verdict") -> str:
+    """The report: stages, IPUs, pipeline, batch, levers, and in the last line the verdict, which `last` introduces."""
     lines = [f"note: {note}" for note in notes] + ([""] if notes else [])
     lines += _stage_table(plan) + [""] + _ipu_table(plan) + [""]
     lines += [f"sums and percent of {MEMORY / _MIB:.0f} MiB an IPU; temp: what matrix products may take", pipeline_line(plan)]
     lines += [batch_line(plan), *_offchip_line(plan), *_lever_lines(plan)]
     lines.append(f"fits: at most {_percent(FITS)} before / after temporaries, as published runs are; tight: {_percent(TIGHT)}")
     lines.append("an estimate without code and exchange: `ipu-lean compile --offline` decides")
-    lines.append(f"verdict: {plan.verdict}")
+    lines.append(f"{last}: {plan.verdict}")
     return "\n".join(lines)
 
 

@@ -8,10 +8,11 @@ from typing import Any, Callable, Dict, List, Optional
 
 from ipu_lean.config import Config, Loaded, config_hash, dump_config, load_config, require_device
 from ipu_lean.data import expected_vocab
-from ipu_lean.errors import ConfigError, Interrupted, RunError, VerdictFailed
+from ipu_lean.errors import Interrupted, RunError, VerdictFailed
 from ipu_lean.models import build_meta
 from ipu_lean.mup.verdict import FAIL, INCONCLUSIVE, PASS, overall
 from ipu_lean.sweep.commands import check_data
+from ipu_lean.sweep.directory import check_same_base, task_of_all
 from ipu_lean.sweep.grid import Trial
 from ipu_lean.sweep.jobs import Job
 from ipu_lean.sweep.results import DONE, TrialResult
@@ -21,14 +22,12 @@ from ipu_lean.sweep.study.result import VariantResult, VariantStore
 from ipu_lean.sweep.study.trial import train_job
 from ipu_lean.sweep.study.variants import variants_of
 from ipu_lean.sweep.workers import run_local
-from ipu_lean.train.banner import flat
 from ipu_lean.train.commands import with_absolute_paths
 from ipu_lean.train.files import write_atomic
 from ipu_lean.train.precision import check_precision
-from ipu_lean.train.resume import differing
 from ipu_lean.train.runs import RunDirectory, make_summary
 from ipu_lean.train.signals import StopSignal
-from ipu_lean.train.tasks import Task, open_task
+from ipu_lean.train.tasks import Task
 
 Summary = Dict[str, Any]
 Say = Callable[[str], None]
@@ -46,16 +45,7 @@ class StudyDirectory(RunDirectory):
 
     def task(self, config: Config) -> Task:
         """The data of all variants; RunError if the text has changed since the study began."""
-        record = self.data if self.data.exists() else None
-        task = open_task(config, record=record)
-        if record is not None and open_task(config).fingerprint() != task.fingerprint():
-            raise RunError(
-                f"the training text has changed since the study in {self.path} began, so its variants could not be compared. Put "
-                "the old text back, or start a new study."
-            )
-        if record is None:
-            task.note(self.data)
-        return task
+        return task_of_all(self, config, "study", "variants")
 
 
 def is_study(path: Optional[str]) -> bool:
@@ -89,7 +79,8 @@ def run_study(
     check_variants(variants)
     if is_study(out):
         run = StudyDirectory(Path(str(out)))
-        _check_same(load_config(run.config), config)
+        free, may = ("name", "sweep", "study"), "only variants, seeds and workers may change"
+        check_same_base(load_config(run.config), config, "study", free, may, "make it a variant")
         run.lock()  # before anything changes under another process's hands
         write_atomic(run.config, dump_config(config))
     else:
@@ -112,19 +103,6 @@ def check_variants(variants: Dict[str, List[Trial]]) -> None:
         require_device(config)
         check_precision(config)
         build_meta(config, expected_vocab(config))
-
-
-def _check_same(old: Config, new: Config) -> None:
-    if config_hash(old) == config_hash(new):
-        return
-    for key in differing(flat(old), flat(new)):
-        if key not in ("name", "sweep", "study") and not key.startswith("logging."):
-            raise ConfigError(
-                "a study goes on with what it began with: only variants, seeds and workers may change",
-                key=key,
-                value=flat(new).get(key),
-                suggestion="start a new study, or make it a variant",
-            )
 
 
 def _study(
@@ -173,10 +151,11 @@ def _finish(run: StudyDirectory, config: Config, variants: Dict[str, List[Trial]
     verdicts = judge(config.study, {row.name: row.beside for row in rows})
     verdict = overall(verdicts) if verdicts else None
     told = [] if verdict is None else ["", *report.verdict_lines(verdicts), f"verdict: {verdict}"]
-    text = "\n".join([report.table(rows), *told])
+    seeds, note = len(config.study.seeds), report.seeds_note(len(config.study.seeds))
+    text = "\n".join([report.table(rows), *([] if note is None else ["", note]), *told])
     report.write_csv(run.results, variants, run.store)
     run.table.write_text(text + "\n", encoding="utf-8")
-    report.plot(run.curves, variants, run.store, f"{config.name}: {config.train.steps} updates")
+    report.plot(run.curves, variants, run.store, f"{config.name}: {config.train.steps} updates, {seeds} seed{'s' * (seeds > 1)}")
     results = [result for row in rows for result in row.results]
     short = [f"{one.name}: {one.text}" for one in verdicts if one.status != PASS]
     summary = _summary(
@@ -185,6 +164,7 @@ def _finish(run: StudyDirectory, config: Config, variants: Dict[str, List[Trial]
         steps=sum(len(result.losses) for result in results),
         metrics={
             "ranking": [row.as_dict() for row in rows],
+            "note": note,
             "verdicts": [one.as_dict() for one in verdicts],
             "diagnosis": "; ".join(short),
         },

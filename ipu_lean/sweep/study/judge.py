@@ -18,20 +18,26 @@ class Comparison:
 
     Attributes:
         seeds: how many those are. reference: mean loss of the reference with them. difference: mean of (loss of the variant -
-            loss of the reference), each with the same seed. spread: largest minus smallest of these differences.
+            loss of the reference), each with the same seed. spread: largest minus smallest of these differences; None with one
+            seed.
         norm: the largest | norm of the weights / the reference's - 1 |; None where it was not measured.
     """
 
     seeds: int
     reference: float
     difference: float
-    spread: float
+    spread: Optional[float]
     norm: Optional[float]
 
     @property
     def relative(self) -> float:
         """The mean difference as a share of the reference's loss."""
         return self.difference / self.reference
+
+    @property
+    def relative_spread(self) -> Optional[float]:
+        """The spread as a share of the reference's loss; None with one seed."""
+        return None if self.spread is None else self.spread / self.reference
 
 
 def compare(variant: Sequence[VariantResult], reference: Sequence[VariantResult]) -> Optional[Comparison]:
@@ -46,7 +52,7 @@ def compare(variant: Sequence[VariantResult], reference: Sequence[VariantResult]
         len(pairs),
         statistics.mean(score(other) for _, other in pairs),
         statistics.mean(differences),
-        max(differences) - min(differences),
+        max(differences) - min(differences) if len(differences) > 1 else None,
         max(norms) if len(norms) == len(pairs) else None,
     )
 
@@ -75,8 +81,10 @@ def _within(name: str, one: Optional[Comparison], share: float, study: StudyConf
     question, missing = f"{name} as good as {study.reference}", _missing(one, study)
     if one is None or missing is not None:
         return Verdict(question, INCONCLUSIVE, None, share, str(missing))
-    limit = max(share, one.spread / one.reference)
-    text = f"the loss differs by {one.relative:+.3%} on average, {one.spread / one.reference:.3%} between seeds"
+    spread = one.relative_spread
+    limit = share if spread is None else max(share, spread)
+    text = f"the loss differs by {one.relative:+.3%}"
+    text += " with one seed, so without a spread" if spread is None else f" on average, {spread:.3%} between seeds"
     return Verdict(question, PASS if abs(one.relative) <= limit else FAIL, abs(one.relative), limit, text)
 
 

@@ -26,7 +26,8 @@ class Row:
 
     Attributes:
         loss, train_loss: means over the seeds that came to their end; `loss` is that of the first validation set, or the
-            training loss if there is none. spread: largest minus smallest `loss`. None if a seed did not come to its end.
+            training loss if there is none. spread: largest minus smallest `loss`, which takes two seeds. None if a seed did not
+            come to its end.
         grad_norm: median over updates and seeds. weight_norm: mean over seeds. beside: what it is beside the reference.
     """
 
@@ -80,7 +81,7 @@ def _row(name: str, trials: Sequence[Trial], results: Any) -> Row:
         list(results),
         len(trials),
         statistics.mean(scores) if whole else None,
-        max(scores) - min(scores) if whole else None,
+        max(scores) - min(scores) if whole and len(scores) > 1 else None,
         statistics.mean(result.loss for result in done) if whole else None,
         statistics.median(norms) if norms else None,
         _mean(result.peak_mb for result in results),
@@ -118,7 +119,14 @@ def _beside(row: Row, compared: bool) -> List[str]:
     one = row.beside
     if one is None:
         return ["-", "-"] if compared else []
-    return [f"{one.relative:+.3%}", f"{one.spread / one.reference:.3%}"]
+    return [f"{one.relative:+.3%}", "-" if one.relative_spread is None else f"{one.relative_spread:.3%}"]
+
+
+def seeds_note(seeds: int) -> Optional[str]:
+    """What is to be said of a ranking by a single seed; None with more."""
+    if seeds > 1:
+        return None
+    return "one seed has no spread, so this order is no ranking: train more seeds, for example `--seeds 3`"
 
 
 def verdict_lines(verdicts: Sequence[Verdict]) -> List[str]:

@@ -87,6 +87,22 @@ def test_another_file_is_measured_with_the_training_texts_numbers(tmp_path):
     assert caught.value.key == "--data"
 
 
+def test_classes_are_numbered_alike_whatever_the_file_was_used_for_before(tmp_path):
+    """First as a validation set, which may have one class only, then to train on."""
+    marks = write_jsonl(tmp_path / "marks.jsonl", [(f"a text {number}", 2 + 8 * (number % 2)) for number in range(12)])
+    one = write_jsonl(tmp_path / "one.jsonl", [("a text", 2), ("another", 2)])
+    beside = {"a": str(marks), "b": str(one)}
+    prepared = prepare_labelled(labelled_config(tmp_path, marks, data={"validation": beside}))
+    fresh = prepare_labelled(labelled_config(tmp_path, marks, data={"cache": str(tmp_path / "another cache")}))
+    train = write_jsonl(tmp_path / "train.jsonl", [(f"a text {number}", number % 11) for number in range(22)])
+    prepare_labelled(labelled_config(tmp_path, train, data={"validation": beside, "cache": str(tmp_path / "third cache")}))
+    again = prepare_labelled(labelled_config(tmp_path, marks, data={"cache": str(tmp_path / "third cache")}))
+    assert prepared.classes == fresh.classes == again.classes == ["2", "10"]
+    assert decoded(again, again.train) == decoded(fresh, fresh.train)
+    with pytest.raises(ConfigError, match="all texts are of the class '2'"):
+        prepare_labelled(labelled_config(tmp_path, one, data={"cache": str(tmp_path / "third cache")}))
+
+
 @pytest.mark.parametrize("kind, vocab", [("bpe", 300), ("sentencepiece", 60)])
 def test_a_tokenizer_is_trained_on_the_texts_that_are_not_held_out(tmp_path, kind, vocab):
     without_package(kind)
@@ -133,6 +149,23 @@ def test_a_file_that_grows_while_it_is_read(tmp_path, monkeypatch):
         return found
 
     monkeypatch.setattr(prepare, "_count", grow)
+    with pytest.raises(RunError, match="changed while it was read"):
+        prepare_labelled(config)
+
+
+def test_a_file_whose_labels_change_while_it_is_read(tmp_path, monkeypatch):
+    """As many texts as before, so that only the file's own size and time tell."""
+    from ipu_lean.data.labelled import prepare
+
+    config = labelled_config(tmp_path)
+    count = prepare._count
+
+    def turn_round(source, report):
+        found = count(source, report)
+        write_jsonl(tmp_path / "texts.jsonl", draw(120)[::-1])
+        return found
+
+    monkeypatch.setattr(prepare, "_count", turn_round)
     with pytest.raises(RunError, match="changed while it was read"):
         prepare_labelled(config)
 

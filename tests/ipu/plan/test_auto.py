@@ -139,7 +139,10 @@ def test_the_command_keeps_a_configuration_that_plans_as_it_says(tmp_path: Path,
     out = tmp_path / "best"
     path = str(ROOT / "configs" / "lean_gpt_medium.yaml")
     assert main(["plan", path, "--auto", "--pod", "4", "--out", str(out), "--json"]) == 0
-    summary = json.loads(capsys.readouterr().out.splitlines()[-1])
+    *told, last = capsys.readouterr().out.splitlines()
+    summary = json.loads(last)
+    assert told[0] == "--auto found this plan for a POD4:" and told[-1] == "verdict: fits"  # the file's own plan does not fit
+    assert json.loads((out / "summary.json").read_text()) == summary and (out / "plan.txt").read_text().splitlines() == told
     assert summary["verdict"] == "fits" and summary["metrics"]["auto"]["pod"] == 4
     assert main(["plan", str(out), "--json"]) == 0
     again = json.loads(capsys.readouterr().out.splitlines()[-1])
@@ -148,6 +151,20 @@ def test_the_command_keeps_a_configuration_that_plans_as_it_says(tmp_path: Path,
 
 
 def test_a_model_that_fits_nowhere(capsys: Any) -> None:
-    assert main(["plan", str(ROOT / "configs" / "gpt2_large_pod16.yaml"), "--auto", "--pod", "4"]) == 4
-    error = capsys.readouterr().err
+    """The file's own plan fits its own IPUs; nowhere may that be taken for the answer."""
+    assert main(["plan", str(ROOT / "configs" / "gpt2_large_pod16.yaml"), "--auto", "--pod", "4", "--json"]) == 4
+    out, error = capsys.readouterr()
     assert "no plan with a global batch of 512 rows fits a POD4" in error and "Try another --pod" in error
+    *told, last = out.splitlines()
+    assert told[0] == "--auto found no plan for a POD4." and told[-1] == "verdict on --auto for a POD4: no"
+    verdicts = [line for line in told if "verdict" in line and line.endswith(": fits")]
+    assert verdicts == ["verdict on the file as it stands, not on --auto: fits"]
+    assert told[2].startswith("The file as it stands (16 IPUs")
+    summary = json.loads(last)
+    assert summary["verdict"] == "no" and summary["metrics"]["auto"]["found"] is False
+    assert set(summary["metrics"]) == {"auto", "as_it_stands"} and summary["metrics"]["as_it_stands"]["verdict"] == "fits"
+
+
+def test_a_pod_of_no_ipus_is_refused(capsys: Any) -> None:
+    assert main(["plan", str(ROOT / "configs" / "gpt2_small_pod16.yaml"), "--auto", "--pod", "0"]) == 2
+    assert "`--pod: 0`" in capsys.readouterr().err

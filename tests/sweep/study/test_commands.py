@@ -43,7 +43,7 @@ def test_ranking_files_and_what_is_not_trained_again(tmp_path, here, monkeypatch
     summary = run(config(tmp_path), out, say=said.append)
     ranking = summary["metrics"]["ranking"]
     assert ranking[-1]["name"] == "wild" and ranking[-1]["loss"] is None and ranking[-1]["state"].startswith("diverged at")
-    assert ranking[0]["loss"] <= ranking[1]["loss"] and ranking[0]["spread"] > 0
+    assert ranking[0]["loss"] <= ranking[1]["loss"] and ranking[0]["spread"] > 0 and summary["metrics"]["note"] is None
     rows = list(csv.DictReader((out / "results.csv").read_text().splitlines()))
     assert [(row["variant"], row["seed"]) for row in rows] == [(name, seed) for name in VARIANTS for seed in "01"]
     for row in ranking[:2]:
@@ -119,8 +119,12 @@ def test_the_command_with_worker_processes(tmp_path, capsys):
     file.write_text(dump_config(config(tmp_path, {"a": {}, "b": {"optimizer.lr": 0.02}})))
     out = tmp_path / "study"
     assert main(["study", str(file), "--out", str(out), "--seeds", "1", "--json"]) == 0
-    summary = json.loads(capsys.readouterr().out.splitlines()[-1])
+    head, *rows, _, note, last = capsys.readouterr().out.splitlines()
+    summary = json.loads(last)
     assert {row["name"] for row in summary["metrics"]["ranking"]} == {"a", "b"} and summary["steps"] == 24
+    place = head.split().index("spread") + 1  # behind the number of the line
+    assert [row.split()[place] for row in rows] == ["-", "-"] and "no ranking" in note and "--seeds" in note
+    assert [row["spread"] for row in summary["metrics"]["ranking"]] == [None, None] and summary["metrics"]["note"] == note
     assert main(["study", str(out)]) == 0
     assert "b " in capsys.readouterr().out
     assert main(["study", str(out), "--out", str(tmp_path / "other")]) == 2

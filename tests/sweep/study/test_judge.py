@@ -66,6 +66,15 @@ def test_within_a_share_or_the_spread(losses, status):
     assert found.status == status
 
 
+def test_one_seed_has_no_spread():
+    """Not a spread of zero, which would say that seeds do not matter."""
+    one = compare([result("it", 1, 4.002)], REFERENCE)
+    assert one.spread is None and one.relative_spread is None and one.relative == pytest.approx(5e-4)
+    (found,) = verdicts(one, seeds=1, within=1e-3)
+    assert found.status == "pass" and found.threshold == 1e-3 and "one seed" in found.text
+    assert verdicts(compare([result("it", 1, 4.02)], REFERENCE), seeds=1, within=1e-3)[0].status == "fail"
+
+
 @pytest.mark.parametrize(
     ("losses", "status"), [([2.016, 4.016, 3.016], "pass"), ([2.01, 4.01, 3.01], "fail"), ([2.0, 4.0, 3.0], "fail")]
 )
