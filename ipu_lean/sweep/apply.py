@@ -16,7 +16,7 @@ from ipu_lean.mup.transfer import Optimum
 from ipu_lean.mup.verdict import FAIL, INCONCLUSIVE
 from ipu_lean.sweep import judge
 from ipu_lean.sweep.directory import SweepDirectory
-from ipu_lean.sweep.grid import NAMES, expand
+from ipu_lean.sweep.grid import NAMES, expand, put
 from ipu_lean.sweep.judge import Group
 from ipu_lean.sweep.results import DONE
 from ipu_lean.train.banner import flat
@@ -103,11 +103,7 @@ def _large(config: Config, choice: Choice, width: Optional[int], depth: Optional
     tree["optimizer"]["lr"] = choice.lr
     tree["mup"]["parametrization"] = choice.settings["parametrization"]
     for key in _grid_keys(choice):
-        *sections, name = key.split(".")
-        here = tree
-        for word in sections:
-            here = here[word]
-        here[name] = choice.settings[key]
+        put(tree, key, choice.settings[key])
     chosen = load(to_text(tree))
     final = load(to_text(tree), overrides)
     for key in differing(flat(chosen.config), flat(final.config)):

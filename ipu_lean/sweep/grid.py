@@ -131,17 +131,24 @@ def check_alike(trials: Iterable[Trial], axes: Iterable[str]) -> None:
                 )
 
 
+def put(tree: Dict[str, Any], key: str, value: Any) -> None:
+    """Sets a dotted key in a nested dict, in place. ConfigError if a section of it is not there (`mup.base` may be null)."""
+    *sections, name = key.split(".")
+    for depth, word in enumerate(sections, 1):
+        tree = tree[word]
+        if not isinstance(tree, dict):
+            where = ".".join(sections[:depth])
+            raise ConfigError(f"`{where}` is {tree!r}, so it has no {name} to set", key=key, suggestion=f"set {where} as a whole")
+    tree[name] = value
+
+
 def _at(config: Config, values: Dict[str, Any]) -> Config:
     """`config` with the axes at `values`, checked as a whole; a width scales what is written as a number with it."""
     tree = config.model_dump(mode="json")
     tree["model"] = derived.at_width(config.model, values[WIDTH]).model_dump(mode="json")
-    for key, value in values.items():
-        *sections, name = key.split(".")
-        here = tree
-        for word in sections:
-            here = here[word]
-        here[name] = value
     try:
+        for key, value in values.items():
+            put(tree, key, value)
         return make_config(**tree)
     except ConfigError as error:
         where = ", ".join(f"{NAMES.get(key, key)} {value}" for key, value in values.items() if key not in (LR, SEED))

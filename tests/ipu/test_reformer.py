@@ -18,7 +18,7 @@ from ipu_lean.nn import LSHSelfAttention
 from ipu_lean.optim import build_schedule
 from ipu_lean.train.engines.poptorch_engine import PopTorchEngine
 from tests.ipu.helpers import VOCAB, batch_for, ipu_config, lively
-from tests.ipu.test_surrogate import compare, micro_batch, plain, surrogate_config, train
+from tests.ipu.test_surrogate import check_gradients, compare, micro_batch, surrogate_config, train
 
 pytestmark = pytest.mark.pod
 
@@ -98,24 +98,7 @@ def test_check_names_what_an_ipu_lacks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("name", MODELS)
 def test_gradients_are_those_of_plain_autograd(name: str) -> None:
-    """In float64, dropout included: both draw the same masks in the same order."""
-    config = mixed_surrogate(model=MODELS[name])
-    wanted, found = lively(config).double(), lively(config).double()
-    step = SurrogateStep(found, poptorch, config)
-    batch = micro_batch(config)
-    torch.manual_seed(0)
-    loss, sums = plain(wanted)(*batch)
-    loss.backward()
-    torch.manual_seed(0)
-    own, own_sums, marked = step(*batch)
-    marked.backward()
-    torch.testing.assert_close(own, loss.detach(), rtol=1e-12, atol=0)
-    torch.testing.assert_close(own_sums, sums, rtol=1e-6, atol=0)
-    for (path, one), other in zip(wanted.named_parameters(), found.parameters()):
-        if float(one.grad.norm()) < 1e-12:
-            assert "key.linear.bias" in path and float(other.grad.norm()) < 1e-12, path
-            continue
-        assert float((one.grad - other.grad).norm() / one.grad.norm()) < 1e-10, path
+    check_gradients(mixed_surrogate(model=MODELS[name]))
 
 
 def test_tokens_are_hashed_once_although_layers_run_twice() -> None:

@@ -22,20 +22,24 @@ def test_gradients_of_gradients_are_refused(engine):
     g.pow(2).sum().backward()
 
 
+class Fragile(FeedForward):
+    """Fails while it is told to."""
+
+    broken = False
+
+    def forward(self, x):
+        if Fragile.broken:
+            raise ValueError("broken")
+        return super().forward(x)
+
+
+def fragile(engine):
+    return reversible(engine, make=lambda: Fragile(0.2))
+
+
 @pytest.mark.parametrize("engine", RECOMPUTING)
 def test_a_failed_forward_leaves_nothing_behind(engine):
-    class Fragile(FeedForward):
-        broken = False
-
-        def forward(self, x):
-            if Fragile.broken:
-                raise ValueError("broken")
-            return super().forward(x)
-
-    def make(engine):
-        return reversible(engine, make=lambda: Fragile(0.2))
-
-    reference, stack = gradients(make("store")), make(engine)
+    reference, stack = gradients(fragile("store")), fragile(engine)
     Fragile.broken = True
     with pytest.raises(ValueError, match="broken"):
         stack(data().requires_grad_())
@@ -47,18 +51,7 @@ def test_a_failed_forward_leaves_nothing_behind(engine):
 
 @pytest.mark.parametrize("engine", RECOMPUTING)
 def test_a_failed_backward_leaves_nothing_behind(engine):
-    class Fragile(FeedForward):
-        broken = False
-
-        def forward(self, x):
-            if Fragile.broken:
-                raise ValueError("broken")
-            return super().forward(x)
-
-    def make(engine):
-        return reversible(engine, make=lambda: Fragile(0.2))
-
-    reference, stack = gradients(make("store")), make(engine)
+    reference, stack = gradients(fragile("store")), fragile(engine)
     loss, state = loss_of(stack(data())), torch.get_rng_state()
     Fragile.broken = True
     with pytest.raises(ValueError, match="broken"):

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import io
 import json
 import random
 from pathlib import Path
-from typing import Any, Dict, List
+from typing import Any, Dict, List, Sequence
+
+import torch
+from safetensors.torch import load, save
 
 from ipu_lean.config import Config, make_config
 
@@ -76,3 +80,19 @@ def timeless(metrics: Path) -> List[Dict[str, Any]]:
     return [
         {key: value for key, value in record.items() if key not in ("time", "tokens_per_s", "data_wait")} for record in records
     ]
+
+
+def in_two_halves(straight: Any, first: Any, second: Any, given: Sequence[Any]) -> None:
+    """Train `straight` on all batches; `first` on three of them and then, through files as checkpoints hold them, `second`."""
+    for batch in given:
+        straight.train_step(batch)
+    for batch in given[:3]:
+        first.train_step(batch)
+    buffer = io.BytesIO()
+    torch.save(first.optimizer_state(), buffer)
+    buffer.seek(0)
+    second.model.load_state_dict(load(save(first.sync_to_host())))
+    second.load_optimizer_state(torch.load(buffer, weights_only=True))
+    second.load_state_dict(first.state_dict())
+    for batch in given[3:]:
+        second.train_step(batch)

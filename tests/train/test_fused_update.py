@@ -1,14 +1,12 @@
 """`memory.fused_update`: updates inside the backward pass give the bits of updates after it, and free each gradient at once."""
 from __future__ import annotations
 
-import io
 from pathlib import Path
 from typing import Any, Dict, List
 
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import load, save
 
 from ipu_lean.config import make_config
 from ipu_lean.errors import ConfigError, EnvironmentProblem, RunError
@@ -19,7 +17,7 @@ from ipu_lean.sweep.study.peak import peak_megabytes
 from ipu_lean.train.engines import TorchEngine, make_engine
 from ipu_lean.train.precision import check_precision
 from ipu_lean.train.world import World
-from tests.train.helpers import timeless, write_yaml
+from tests.train.helpers import in_two_halves, timeless, write_yaml
 
 HOOKS = hasattr(torch.Tensor, "register_post_accumulate_grad_hook")
 needs_hooks = pytest.mark.skipif(not HOOKS, reason="this torch does not say when a gradient is complete")
@@ -127,18 +125,7 @@ def test_it_goes_on_bit_for_bit_with_or_without(others: bool) -> None:
     """Six updates in one go, and three and three through files; the second half fused or not."""
     straight, first, second = make(True, **PURE), make(True, **PURE), make(others, **PURE)
     given = batches(6)
-    for batch in given:
-        straight.train_step(batch)
-    for batch in given[:3]:
-        first.train_step(batch)
-    buffer = io.BytesIO()
-    torch.save(first.optimizer_state(), buffer)
-    buffer.seek(0)
-    second.model.load_state_dict(load(save(first.sync_to_host())))
-    second.load_optimizer_state(torch.load(buffer, weights_only=True))
-    second.load_state_dict(first.state_dict())
-    for batch in given[3:]:
-        second.train_step(batch)
+    in_two_halves(straight, first, second, given)
     assert_same(straight, second)
 
 

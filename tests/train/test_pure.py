@@ -1,14 +1,13 @@
 """`precision: bf16-pure`: what is held in 16 bits, that it learns as fp32 does, and that a run goes on bit for bit."""
 from __future__ import annotations
 
-import io
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import load, load_file, save
+from safetensors.torch import load_file
 
 from ipu_lean.config import make_config
 from ipu_lean.errors import ConfigError
@@ -17,7 +16,7 @@ from ipu_lean.optim import AnyPrecisionAdamW
 from ipu_lean.train import gradients
 from ipu_lean.train.engines import make_engine
 from ipu_lean.train.world import World
-from tests.train.helpers import timeless, write_yaml
+from tests.train.helpers import in_two_halves, timeless, write_yaml
 
 pytestmark = pytest.mark.pod
 BF16 = torch.bfloat16
@@ -112,18 +111,7 @@ def test_an_engine_goes_on_bit_for_bit(summation: str) -> None:
     options = {"summation": summation, "variance": "stochastic" if summation == "stochastic" else "auto"}
     straight, first, second = (engine_of("bf16-pure", **options) for _ in range(3))
     given = list(batches(6))
-    for batch in given:
-        straight.train_step(batch)
-    for batch in given[:3]:
-        first.train_step(batch)
-    buffer = io.BytesIO()
-    torch.save(first.optimizer_state(), buffer)
-    buffer.seek(0)
-    second.model.load_state_dict(load(save(first.sync_to_host())))
-    second.load_optimizer_state(torch.load(buffer, weights_only=True))
-    second.load_state_dict(first.state_dict())
-    for batch in given[3:]:
-        second.train_step(batch)
+    in_two_halves(straight, first, second, given)
     assert all(torch.equal(a, b) for a, b in zip(straight.model.parameters(), second.model.parameters()))
     kept = {"kahan": {"compensation": BF16}, "split": {"lower": torch.uint8, "lowest": torch.uint8}}.get(summation, {})
     for one, other in zip(straight.optimizer.state.values(), second.optimizer.state.values()):

@@ -7,7 +7,7 @@ from typing import Any, Dict, List
 from ipu_lean.config import Config, StudyConfig, make_config
 from ipu_lean.config.fields import field_at, nearest
 from ipu_lean.errors import ConfigError
-from ipu_lean.sweep.grid import Trial
+from ipu_lean.sweep.grid import Trial, put
 
 SHARED = {
     "batch": "variants are compared at one batch size",
@@ -92,13 +92,9 @@ def check_change(name: str, key: str) -> None:
 def _trial(config: Config, name: str, changes: Dict[str, Any]) -> Trial:
     assert config.study is not None
     tree = config.model_copy(update={"sweep": None, "study": None}).model_dump(mode="json")
-    for key, value in changes.items():
-        *sections, last = key.split(".")
-        here = tree
-        for word in sections:
-            here = here[word]
-        here[last] = value
     try:
+        for key, value in changes.items():
+            put(tree, key, value)
         made = make_config(**tree)
     except ConfigError as error:
         error.rule = f"{error.rule} (in the variant {name})"

@@ -43,6 +43,7 @@ def test_what_all_variants_share(tmp_path, key):
         ({}, "nothing to compare"),
         ({"a": {"optimizer.lrr": 1.0}}, "did you mean `optimizer.lr`"),
         ({"a": {"model.width": 17}}, "in the variant a"),
+        ({"a": {"mup.base.width": 8}}, "`mup.base` is None, so it has no width to set .in the variant a"),
     ],
 )
 def test_refused(tmp_path, variants, words):
