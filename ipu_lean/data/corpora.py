@@ -5,7 +5,10 @@
 """
 from __future__ import annotations
 
-from typing import Optional
+import glob
+import os
+from pathlib import Path
+from typing import Any, Optional
 
 from ipu_lean.data import packages
 from ipu_lean.data.files import open_files
@@ -13,6 +16,8 @@ from ipu_lean.data.sources import Source
 from ipu_lean.errors import ConfigError, did_you_mean
 
 NAMES = ("auto", "kjv", "python-docs", "shakespeare")
+ITSELF = "train"
+"""A validation set of this name is the training text itself: how well has it been learnt by heart?"""
 
 
 def resolve(spec: str) -> str:
@@ -22,6 +27,19 @@ def resolve(spec: str) -> str:
     if packages.kjv_file() is not None:
         return "kjv"
     return "shakespeare" if packages.shakespeare_archive() is not None else "python-docs"
+
+
+def absolute_corpus(spec: Any) -> Any:
+    """The same name with its path made absolute, if it is one and something is there. The names above stay, whatever files bear
+    them too; so do `train` (the training text) and a number (a held-out share).
+    """
+    if not isinstance(spec, str) or spec in (*NAMES, ITSELF):
+        return spec
+    kind, colon, place = spec.partition(":")
+    if kind == "shakespeare" and place:
+        return f"{kind}:{Path(place).expanduser().absolute()}"
+    there = os.path.exists(spec) or bool(glob.glob(spec, recursive=True))
+    return str(Path(spec).absolute()) if there else spec
 
 
 def open_corpus(spec: str, *, text_key: str = "text", limit: Optional[int] = None, key: str = "data.corpus") -> Source:

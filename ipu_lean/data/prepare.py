@@ -10,7 +10,7 @@ from ipu_lean.config.derived import extra_rows, tokenizer_vocab
 from ipu_lean.data import store
 from ipu_lean.data.batches import check_vocab, check_windows
 from ipu_lean.data.build import Plan, Progress, build_corpus
-from ipu_lean.data.corpora import open_corpus
+from ipu_lean.data.corpora import ITSELF, open_corpus
 from ipu_lean.data.tokenizers import ByteTokenizer, Tokenizer, load_tokenizer
 from ipu_lean.data.tokens import TokenFile
 from ipu_lean.errors import ConfigError
@@ -18,10 +18,6 @@ from ipu_lean.errors import ConfigError
 if TYPE_CHECKING:
     from ipu_lean.config import Config
     from ipu_lean.config.data import TokenizerConfig
-
-
-ITSELF = "train"
-"""A validation set of this name is the training text itself: how well has it been learnt by heart?"""
 
 
 @dataclass(frozen=True)

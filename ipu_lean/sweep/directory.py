@@ -36,6 +36,8 @@ class SweepDirectory(RunDirectory):
     def reopen(cls, path: str) -> SweepDirectory:
         """An existing one. ConfigError if there is none."""
         run = cls(RunDirectory.open(path).path)
+        if run.store.directory.is_dir() and run.made_by() == "study":
+            raise ConfigError(f"{path} holds a study", key="RUN", suggestion=f"go on with it: `ipu-lean study {path}`")
         if not run.store.directory.is_dir():
             raise ConfigError(f"{path} holds no sweep", key="RUN", suggestion="name the directory of an `ipu-lean sweep`")
         return run

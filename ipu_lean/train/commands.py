@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import glob
 import os
 import shutil
 import sys
@@ -13,6 +12,7 @@ from typing import Any, Callable, Dict, List, Optional, Sequence
 
 from ipu_lean.config import Config, Loaded, config_hash, dump_config, require_device
 from ipu_lean.data import expected_classes, expected_features
+from ipu_lean.data.corpora import absolute_corpus
 from ipu_lean.data.images import absolute_images
 from ipu_lean.data.labelled import absolute_labelled
 from ipu_lean.errors import ConfigError, EnvironmentProblem, Interrupted, IpuLeanError
@@ -231,11 +231,12 @@ def with_absolute_paths(config: Config) -> Config:
             return absolute_images(source)
         if config.data.labelled is not None:
             return absolute_labelled(source)
-        there = isinstance(source, str) and (os.path.exists(source) or bool(glob.glob(source, recursive=True)))
-        return str(Path(source).absolute()) if there else source
+        return absolute_corpus(source)
 
-    data = config.data
-    tokenizer = data.tokenizer.model_copy(update={"path": absolute(data.tokenizer.path)})
+    data, path = config.data, config.data.tokenizer.path
+    if path is not None and os.path.exists(path):
+        path = str(Path(path).absolute())
+    tokenizer = data.tokenizer.model_copy(update={"path": path})
     changes = {
         "corpus": absolute(data.corpus) if data.labelled is None else data.corpus,
         "images": absolute(data.images),

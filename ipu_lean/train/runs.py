@@ -12,6 +12,7 @@ import time
 from pathlib import Path
 from typing import Any, Dict, Optional
 
+from ipu_lean.config import load_config
 from ipu_lean.config.layers import transformers_hint
 from ipu_lean.errors import ConfigError, EnvironmentProblem, RunError
 from ipu_lean.train.files import disk_guard, read_json, write_atomic, write_json
@@ -48,8 +49,8 @@ class RunDirectory:
             raise ConfigError(f"{out} is a file, and the output needs a directory", key="--out", suggestion="choose another name")
         if os.listdir(out):
             run = RunDirectory(Path(out))
-            trained = run.config.is_file() and run.made_by() in TRAINING
-            command = "resume" if trained else "sweep" if (run.path / "trials").is_dir() else None
+            maker = run.made_by() if run.config.is_file() else None
+            command = "resume" if maker in TRAINING else maker if (run.path / "trials").is_dir() else None
             hint = "choose another" + (f", or `ipu-lean {command} {shlex.quote(out)}`" if command else "")
             raise ConfigError(f"the output directory {out} exists and is not empty", key="--out", suggestion=hint)
 
@@ -81,13 +82,19 @@ class RunDirectory:
         return run
 
     def made_by(self) -> str:
-        """The command that made the directory. Without a whole summary (it was killed) it is `sweep` where trials are kept, else
-        `train`, which can be resumed.
+        """The command that made the directory. Without a whole summary (it was killed) it is `sweep` or `study` where trials are
+        kept (a study has variants), else `train`, which can be resumed.
         """
         try:
             return str(json.loads(self.summary.read_text(encoding="utf-8"))["command"])
         except (OSError, ValueError, KeyError, TypeError):
-            return "sweep" if (self.path / "trials").is_dir() else TRAINING[0]
+            if not (self.path / "trials").is_dir():
+                return TRAINING[0]
+        try:
+            config = load_config(self.config)
+        except ConfigError:
+            return "sweep"
+        return "study" if config.study is not None and config.sweep is None else "sweep"
 
     def check_trained(self) -> None:
         """ConfigError if the directory holds no checkpoints of a training, or of a model that was converted."""

@@ -67,6 +67,18 @@ def test_hints_of_a_directory_that_is_taken(tmp_path: Path) -> None:
     assert "resume" not in str(told.value)  # nothing was trained there
 
 
+@pytest.mark.parametrize(("section", "command"), [("study: {variants: {a: {}}}", "study"), ("sweep: {lrs: [0.1, 0.2]}", "sweep")])
+def test_a_killed_sweep_and_a_killed_study_are_told_apart(tmp_path: Path, section: str, command: str) -> None:
+    """Both keep trials, and neither has left a summary."""
+    run = RunDirectory.create(str(tmp_path / "run"), "x", f"mup: {{base_width: 64}}\n{section}\n")
+    (run.path / "trials").mkdir()
+    with pytest.raises(ConfigError) as told:
+        RunDirectory.check_free(str(run.path))
+    assert f"ipu-lean {command} {run.path}" in str(told.value)
+    with pytest.raises(ConfigError, match=f"made by `{command}`"):
+        run.check_trained()
+
+
 def test_lock_keeps_another_process_out(tmp_path: Path) -> None:
     one, other = RunDirectory(tmp_path), RunDirectory(tmp_path)
     one.lock()

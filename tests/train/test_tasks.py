@@ -9,6 +9,8 @@ import pytest
 
 from ipu_lean.data import IGNORED, TrainBatches, eval_batches, prepare
 from ipu_lean.errors import RunError
+from ipu_lean.models import build_model
+from ipu_lean.train.commands import with_absolute_paths
 from ipu_lean.train.tasks import open_task
 from tests.train.helpers import tiny_config, write_corpus
 
@@ -38,6 +40,36 @@ def test_model_vocab_counts_and_a_blank_batch_counts_nothing(tmp_path: Path) -> 
     assert task.vocab == 300
     assert inputs.shape == labels.shape == (5, 16) and inputs.dtype == labels.dtype == np.int32
     assert not inputs.any() and (labels == IGNORED).all()
+
+
+@pytest.mark.parametrize("head", ["causal-lm", "masked-lm"])
+def test_the_model_has_the_rows_that_the_tokenizer_came_to(tmp_path: Path, head: str) -> None:
+    """Not those that were asked for: the text is too short for them. A mask has one more."""
+    pytest.importorskip("sentencepiece")
+    model = {"head": head, "causal": head == "causal-lm"}
+    config = tiny_config(tmp_path, model=model, data={"tokenizer": {"kind": "sentencepiece", "vocab": 2000}})
+    with pytest.warns(UserWarning, match="vocab: 2000.*only"):
+        task = open_task(config)
+    assert task.tokenizer is not None and task.tokenizer.vocab < 1000
+    assert task.vocab == task.tokenizer.vocab + (head == "masked-lm")
+    shapes = {name: tuple(value.shape) for name, value in build_model(config, task.vocab).state_dict().items()}
+    assert [shape for name, shape in shapes.items() if name.endswith("token.weight")] == [(task.vocab, 16)]
+
+
+def test_paths_become_absolute_and_names_stay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`train` as a validation set is the training text, and `kjv` the Bible, even where files of these names lie about."""
+    config = tiny_config(tmp_path)
+    sets = {"heart": "train", "valid": 0.1, "other": "corpus.txt", "bard": "shakespeare:a.gz"}
+    changed = config.data.model_copy(update={"corpus": "kjv", "cache": None, "validation": sets})
+    config = config.model_copy(update={"data": changed})
+    monkeypatch.chdir(tmp_path)
+    for name in ("kjv", "train"):
+        (tmp_path / name).mkdir()
+    found = with_absolute_paths(config).data
+    assert found.corpus == "kjv"
+    assert found.validation == {
+        "heart": "train", "valid": 0.1, "other": str(tmp_path / "corpus.txt"), "bard": f"shakespeare:{tmp_path}/a.gz",
+    }  # fmt: skip
 
 
 def test_a_noted_task_outlives_its_text_and_notices_another(tmp_path: Path) -> None:

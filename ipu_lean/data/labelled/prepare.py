@@ -12,10 +12,11 @@ import numpy as np
 
 from ipu_lean.data import folders, store
 from ipu_lean.data.build import GROUP, Plan, Progress, groups
+from ipu_lean.data.corpora import ITSELF
 from ipu_lean.data.labelled.batches import TextSet, check_rows
 from ipu_lean.data.labelled.sources import LabelledSource, classes_of, labelled_classes, open_labelled
 from ipu_lean.data.pieces import PIECE
-from ipu_lean.data.prepare import ITSELF, tokenizer_plan, warn_if_smaller
+from ipu_lean.data.prepare import tokenizer_plan, warn_if_smaller
 from ipu_lean.data.sample import SAMPLE_BLOCKS
 from ipu_lean.data.sources import file_sha256
 from ipu_lean.data.tokenizers import Tokenizer, load_tokenizer, require_trainer, train_tokenizer

@@ -5,10 +5,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Callable, Dict, Iterable, Iterator, List, Optional, Tuple
 
+from ipu_lean.data.corpora import ITSELF
 from ipu_lean.data.files import nearby
 from ipu_lean.data.labelled import files, installed
 from ipu_lean.data.labelled.files import Pair
-from ipu_lean.data.prepare import ITSELF
 from ipu_lean.errors import ConfigError, did_you_mean
 
 

@@ -8,7 +8,7 @@ from typing import Any, Callable, Dict, List, Optional
 
 from ipu_lean.config import Config, Loaded, config_hash, dump_config, load_config, require_device
 from ipu_lean.data import expected_vocab
-from ipu_lean.errors import Interrupted, RunError, VerdictFailed
+from ipu_lean.errors import ConfigError, Interrupted, RunError, VerdictFailed
 from ipu_lean.models import build_meta
 from ipu_lean.mup.verdict import FAIL, INCONCLUSIVE, PASS, overall
 from ipu_lean.sweep.commands import check_data
@@ -79,6 +79,8 @@ def run_study(
     check_variants(variants)
     if is_study(out):
         run = StudyDirectory(Path(str(out)))
+        if (run.read_summary() or {}).get("command") == "sweep":
+            raise ConfigError(f"{out} holds a sweep", key="--out", suggestion=f"go on with it: `ipu-lean sweep {out}`")
         free, may = ("name", "sweep", "study"), "only variants, seeds and workers may change"
         check_same_base(load_config(run.config), config, "study", free, may, "make it a variant")
         run.lock()  # before anything changes under another process's hands

@@ -109,6 +109,15 @@ def test_stopped_and_gone_on_with(tmp_path, monkeypatch):
     assert "1 finished before" in "\n".join(said)
 
 
+def test_a_study_and_a_sweep_do_not_take_each_others_directory(tmp_path, here, capsys):
+    run(config(tmp_path, {"a": {}}, seeds=1), tmp_path / "study")
+    assert main(["sweep", str(tmp_path / "study"), "--lrs", "0.1,0.2"]) == 2
+    assert "holds a study" in capsys.readouterr().err
+    (tmp_path / "study" / "summary.json").write_text('{"command": "sweep"}')
+    with pytest.raises(ConfigError, match="holds a sweep"):
+        run(config(tmp_path, {"a": {}}, seeds=1), tmp_path / "study")
+
+
 def test_nothing_to_rank(tmp_path, here):
     with pytest.raises(RunError, match="nothing to rank"):
         run(config(tmp_path, {"wild": VARIANTS["wild"]}, seeds=1), tmp_path / "study")
