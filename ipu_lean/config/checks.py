@@ -121,6 +121,13 @@ def _vocab(config: Config) -> None:
         )
     if tokenizer.kind != "sentencepiece" and tokenizer.coverage != 1.0:
         raise ConfigError("only `kind: sentencepiece` reads this", key="data.tokenizer.coverage", value=tokenizer.coverage)
+    if tokenizer.path is not None and tokenizer.coverage != 1.0:
+        raise ConfigError(
+            "only a tokenizer that is trained here reads this, and one is loaded",
+            key="data.tokenizer.coverage",
+            value=tokenizer.coverage,
+            suggestion="remove it",
+        )
     if tokenizer.kind == "bpe" and tokenizer.path is None and derived.tokenizer_vocab(tokenizer) < derived.BYTES_VOCAB:
         raise ConfigError(
             f"byte-level BPE starts from 256 bytes and end-of-text, so it has at least {derived.BYTES_VOCAB} pieces",

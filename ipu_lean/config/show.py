@@ -49,7 +49,7 @@ def _flow(value: Any) -> str:
         isinstance(value, str)
         and value
         and value.replace("-", "").replace("_", "").isalpha()
-        and value not in ("true", "false", "null")
+        and value.lower() not in ("true", "false", "null")
     ):
         return value
     return json.dumps(value, ensure_ascii=False)

@@ -51,6 +51,11 @@ BROKEN = [
     ("data.tokenizer.vocab", ["data.tokenizer.kind=bpe", "data.tokenizer.vocab=256"], "at least 257"),
     ("data.tokenizer.path", ["data.tokenizer.path=x"], "not loaded"),
     ("data.tokenizer.coverage", ["data.tokenizer.coverage=0.5"], "sentencepiece"),
+    (
+        "data.tokenizer.coverage",
+        ["data.tokenizer.kind=sentencepiece", "data.tokenizer.path=x", "data.tokenizer.coverage=0.5"],
+        "one is loaded",
+    ),
     ("mup.base_width", ["mup.base_width=null"], "needs a base"),
     ("mup.base", ["mup.base={width: 64}"], "not both"),
     ("mup.base.heads", ["mup.base_width=null", "mup.base={width: 64, heads: 5}"], "divide"),

@@ -22,7 +22,8 @@ def test_values_that_differ_are_marked_with_origin_and_default():
 
 
 def test_shown_text_loads_back():
-    loaded = load(TEXT, ["train.sample.prompt=a: b # c", "data.validation={a: 0.5, b: x}", "optimizer.lr=6e-5"])
+    changes = ["train.sample.prompt=a: b # c", "data.validation={a: 0.5, b: x}", "optimizer.lr=6e-5", "data.corpus='Null'"]
+    loaded = load(TEXT, changes)
     assert load_config(as_yaml(loaded)) == loaded.config
     assert load_config(as_yaml(loaded, changed_only=True)) == loaded.config
 

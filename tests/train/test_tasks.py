@@ -47,7 +47,8 @@ def test_the_model_has_the_rows_that_the_tokenizer_came_to(tmp_path: Path, head:
     """Not those that were asked for: the text is too short for them. A mask has one more."""
     pytest.importorskip("sentencepiece")
     model = {"head": head, "causal": head == "causal-lm"}
-    config = tiny_config(tmp_path, model=model, data={"tokenizer": {"kind": "sentencepiece", "vocab": 2000}})
+    data = {"tokenizer": {"kind": "sentencepiece", "vocab": 2000}}
+    config = tiny_config(tmp_path, model=model, data=data, train={"sample": {"tokens": 0}})
     with pytest.warns(UserWarning, match="vocab: 2000.*only"):
         task = open_task(config)
     assert task.tokenizer is not None and task.tokenizer.vocab < 1000

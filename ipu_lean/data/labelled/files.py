@@ -84,6 +84,13 @@ def _csv(file: TextIO, path: Path, text_key: str, label_key: str) -> Iterator[Pa
                 rule, hint = f"{names.count(name)} columns have this name", "rename all but one of them"
                 raise ConfigError(rule, key=option, value=name, suggestion=hint, file=str(path), line=reader.line_num)
         for record in reader:
+            if any(record.get(None) or ()):  # where csv puts what has no column
+                raise ConfigError(
+                    f"this line has {len(names) + len(record[None])} fields, and the header names {len(names)}",
+                    suggestion="put a text that holds the separator in double quotes",
+                    file=str(path),
+                    line=reader.line_num,
+                )
             yield _pair(record, text_key, label_key, path, reader.line_num)
     except csv.Error as error:
         raise ConfigError(f"this line is not CSV: {error}", file=str(path), line=reader.reader.line_num) from error

@@ -57,6 +57,7 @@ def test_other_keys_and_labels_that_are_numbers(tmp_path):
         ("a.csv", 'words,label\n"x\ny",a\n', 3, "nothing under 'text'"),
         ("a.csv", 'text,label\n"x,a\n', 2, "not CSV"),
         ("a.csv", "text,label,text\nx,a,y\n", 1, "2 columns have this name"),
+        ("a.csv", "label,text\na,x,\na,well, no\n", 3, "has 3 fields, and the header names 2"),
     ],
 )
 def test_what_is_wrong_with_a_line_is_said_with_its_number(tmp_path, name, content, line, words):
