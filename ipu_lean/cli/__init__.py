@@ -197,10 +197,10 @@ def _build_parser() -> argparse.ArgumentParser:
     config = commands.add_parser("config", help="show a configuration, or the schema of all", allow_abbrev=False)
     actions = config.add_subparsers(metavar="show|schema", parser_class=_Parser)
     actions.required = True
-    _command(actions, "show", config_show, "config").add_argument(
-        "--changed", action="store_true", help="only what differs from the defaults"
-    )
-    _command(actions, "schema", config_schema)
+    show = _command(actions, "show", config_show, "config")
+    show.add_argument("--changed", action="store_true", help="only what differs from the defaults")
+    show.set_defaults(command="config show")
+    _command(actions, "schema", config_schema).set_defaults(command="config schema")
     return parser
 
 
@@ -228,7 +228,7 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
     foreign = [word for word in rest if word.startswith("-") or "=" not in word or not arguments.takes_overrides]
     if foreign:
         rule = f"`{arguments.command}` does not know {' '.join(foreign)}"
-        raise ConfigError(rule, suggestion=f"see `ipu-lean {argv[0]} --help`")
+        raise ConfigError(rule, suggestion=f"see `ipu-lean {arguments.command} --help`")
     if arguments.takes_overrides:
         arguments.overrides = [*arguments.overrides, *rest]
     return arguments

@@ -77,9 +77,11 @@ class ModelConfig(Section):
         "`gpt`: a pre-norm decoder that predicts the next token. `mlp`: fully connected layers that classify images "
         "(`data.images`); of this section it reads width, depth, activation (without gate), bias, dropout and features.",
     )
-    width: int = setting(256, "Features of the residual stream (d_model). muP transfers learning rates over this number.", ge=1)
+    width: int = setting(
+        256, "Features of the residual stream (d_model). muP transfers learning rates over this number.", ge=1, le=1 << 20
+    )
     depth: int = setting(
-        6, "Layers executed, counted with repeats when layers are shared; of an mlp its hidden layers.", ge=1
+        6, "Layers executed, counted with repeats when layers are shared; of an mlp its hidden layers.", ge=1, le=1 << 16
     )
     heads: Optional[int] = setting(
         None,
@@ -103,7 +105,9 @@ class ModelConfig(Section):
         "it up), never fall below it.",
         ge=2,
     )
-    seq: int = setting(256, "Context length in tokens: what a training window holds, and as far back as attention looks.", ge=1)
+    seq: int = setting(
+        256, "Context length in tokens: what a training window holds, and as far back as attention looks.", ge=1, le=1 << 32
+    )
     positions: Literal["rotary", "learned", "sinusoidal", "axial", "none"] = setting(
         "rotary",
         "`rotary` turns queries and keys by their position (Su et al. 2021); `learned`, `sinusoidal` and `axial` add a vector to "

@@ -24,6 +24,7 @@ MISTAKES = [
     ("train: {steps: .inf}\n", "text:2: `train.steps: inf`: this must be a whole number."),
     ("train: {steps: .nan}\n", "text:2: `train.steps: nan`: this must be a whole number."),
     ("train: {steps: '10'}\n", "text:2: `train.steps: '10'`: this must be a whole number."),
+    ("model: {width: 1000000000000}\n", "text:2: `model.width: 1000000000000`: this must be at most 1048576."),
     ("seed: true\n", "text:2: `seed: True`: this must be a whole number."),
     ("seed: -1\n", "text:2: `seed: -1`: this must be at least 0."),
     ("seed: 1" + "0" * 30 + "\n", "this must be less than 4294967296."),
