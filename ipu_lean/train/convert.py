@@ -15,7 +15,7 @@ from ipu_lean.data import Tokenizer, load_tokenizer
 from ipu_lean.errors import ConfigError
 from ipu_lean.models import GPT, build_model
 from ipu_lean.models.convert import Read, folder, mask_of, read_settings, read_weights, with_mask, written
-from ipu_lean.models.convert.mask import NAME as MASK
+from ipu_lean.models.convert.mask import name_for
 from ipu_lean.mup import roles_to_json
 from ipu_lean.train.banner import count_parameters, flat, versions
 from ipu_lean.train.checkpoint import CheckpointStore
@@ -232,7 +232,7 @@ def _write_tokenizer(place: Path, tokenizer: Tokenizer, family: str, masked: boo
     name = SENTENCEPIECE if tokenizer.kind == "sentencepiece" else "tokenizer.json"
     (place / name).write_bytes(model[1])
     chosen = kinds[family] if (family == "reformer") == (tokenizer.kind == "sentencepiece") else "PreTrainedTokenizerFast"
-    named = {"mask_token": MASK} if masked else {}  # transformers gives it the id behind the pieces, which is the mask's here
+    named = {"mask_token": name_for(tokenizer)} if masked else {}
     folder.write_json(place / "tokenizer_config.json", {"tokenizer_class": chosen, **named})
     if tokenizer.kind == "sentencepiece":
         return ["transformers' tokenizer puts a blank before every text; sentencepiece itself, with spiece.model, gives our ids"]

@@ -142,24 +142,38 @@ def test_the_next_commands_are_those_that_the_head_allows(tmp_path, reformer, te
     assert "ipu-lean generate" not in said and f"data.{data}=FILE" in said
 
 
-def masked_lm(place, spiece, spare, mask):
+def masked_lm(place, reformer, file, content, spare, mask):
     """A folder of transformers' with `spare` rows behind the pieces, whose tokenizer calls `mask` (or nothing) its mask."""
-    pieces = load_tokenizer(spiece).vocab
-    config = transformers.ReformerConfig.from_pretrained(spiece.parent, is_decoder=False, vocab_size=pieces + spare)
+    place.mkdir()
+    (place / file).write_bytes(content)
+    (place / "tokenizer_config.json").write_text(json.dumps({"mask_token": mask} if mask else {}))
+    tokenizer = load_tokenizer(place)
+    config = transformers.ReformerConfig.from_pretrained(reformer, is_decoder=False, vocab_size=tokenizer.vocab + spare)
     torch.manual_seed(1)
     transformers.ReformerForMaskedLM(config).save_pretrained(place)
-    (place / "spiece.model").write_bytes(spiece.read_bytes())
-    (place / "tokenizer_config.json").write_text(json.dumps({"mask_token": mask} if mask else {}))
-    return pieces
+    return tokenizer
+
+
+def bpe_with_mask(text):
+    """A tokenizer.json among whose pieces is the mask, as transformers writes it after `add_special_tokens`."""
+    from tokenizers import Tokenizer
+
+    model = Tokenizer.from_str(train_bpe([text.read_text()], 270).model_file()[1].decode())
+    model.add_special_tokens(["[MASK]"])
+    return model.to_str().encode()
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("spare, mask", [(1, "[MASK]"), (0, "t"), (0, None)], ids=["added", "a piece", "none"])
-def test_a_masked_lm_finds_what_its_own_mask_hides(tmp_path, reformer, text, spare, mask):
-    """With one more row and token, as transformers' documentation has it; with a piece for it; with nothing."""
-    source, made, spiece = tmp_path / "theirs", tmp_path / "run", reformer / "spiece.model"
-    pieces = masked_lm(source, spiece, spare, mask)
-    hidden = pieces if spare else load_tokenizer(spiece).id_of(mask) if mask else None
+@pytest.mark.parametrize(
+    "kind, spare, mask", [("added", 1, "[MASK]"), ("piece", 0, "t"), ("none", 0, None), ("bpe", 0, "[MASK]")]
+)
+def test_a_masked_lm_finds_what_its_own_mask_hides(tmp_path, reformer, text, kind, spare, mask):
+    """With one more row and token, as transformers' documentation has it; with a piece for it (of either kind); with nothing."""
+    source, made, spiece = tmp_path / "theirs", tmp_path / "run", (reformer / "spiece.model").read_bytes()
+    content = ("tokenizer.json", bpe_with_mask(text)) if kind == "bpe" else ("spiece.model", spiece)
+    tokenizer = masked_lm(source, reformer, *content, spare, mask)
+    pieces = tokenizer.vocab
+    hidden = pieces if spare else tokenizer.id_of(mask or "")
     settings = [f"data.corpus={text}", f"data.cache={tmp_path / 'cache'}", "data.mask_share=0.3", "train.steps=2"]
     summary = run("convert", str(source), "--out", str(made), *settings)
     remarks = [remark for remark in summary["metrics"]["remarks"] if "mask" in remark]

@@ -10,10 +10,13 @@ import torch
 from ipu_lean.data import Tokenizer
 from ipu_lean.models.convert.folder import Tensors, read_json
 
-NAME = "[MASK]"
-"""The mask of a folder that is written."""
 ROWS = ("embedding.token.weight", "readout.weight", "readout.bias")
 """Tensors of ours with a row for each token."""
+
+
+def name_for(tokenizer: Tokenizer) -> str:
+    """What to call the mask of a folder that is written: a name that the tokenizer has not, so that its id is the next one."""
+    return "[MASK]" if tokenizer.id_of("[MASK]") is None else f"[MASK-{tokenizer.vocab}]"
 
 
 def mask_of(place: Path, tokenizer: Tokenizer) -> Optional[int]:
