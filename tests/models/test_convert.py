@@ -188,6 +188,7 @@ def test_a_pickle_that_would_run_code_is_refused(tmp_path):
     assert "weights_only" not in str(caught.value)  # torch's own words say how to run the code
 
 
+CLASSIFIER = {"architectures": ["ReformerForSequenceClassification"], "is_decoder": False}
 REFUSED = [
     ({"hidden_act": "gelu"}, "`hidden_act` is 'gelu'"),
     ({"attn_layers": ["local", "full"]}, "`attn_layers` is 'full'"),
@@ -196,6 +197,7 @@ REFUSED = [
     ({"architectures": ["ReformerForQuestionAnswering"]}, "ReformerForQuestionAnswering"),
     ({"is_decoder": False}, "`is_decoder` is False"),
     ({"model_type": "bert"}, "model_type 'bert'"),
+    ({**CLASSIFIER, "problem_type": "regression"}, "`problem_type` is 'regression'"),
 ]
 
 
@@ -206,6 +208,14 @@ def test_settings_without_a_counterpart_are_refused_by_name(tmp_path, changes, w
     with pytest.raises(ConfigError) as caught:
         read_settings(found)
     assert words in str(caught.value)
+
+
+def test_the_names_of_classes_are_told_because_labels_are_numbered_by_the_data(tmp_path):
+    names = {0: "yes", 1: "no", 2: "?"}
+    their_reformer("ReformerForSequenceClassification", is_decoder=False, id2label=names).save_pretrained(tmp_path)
+    read = read_settings(folder.read_settings(tmp_path))
+    assert read.section["classes"] == 3
+    assert [remark for remark in read.remarks if "(0 is yes, 1 is no, 2 is ?)" in remark and "data.labelled" in remark]
 
 
 @pytest.mark.parametrize("name", ["scale_attn_by_inverse_layer_idx", "add_cross_attention"])

@@ -49,7 +49,7 @@ def model_section(settings: Settings) -> Dict[str, Any]:
     if head != "causal-lm":
         section.update(causal=False, head=head)
     if head == "classifier":
-        section["classes"] = len(settings.take("id2label", {"0": "", "1": ""}))
+        section["classes"] = _classes(settings)
     else:
         section["readout_bias"] = True
     if "lsh" in kinds:
@@ -58,6 +58,18 @@ def model_section(settings: Settings) -> Dict[str, Any]:
     if "local" in kinds:
         section["local"] = _chunks(settings, "local")
     return section
+
+
+def _classes(settings: Settings) -> int:
+    """Their number. Here a label's number is its place among all labels of the data, whatever the checkpoint calls it."""
+    only("problem_type", settings.take("problem_type", None), (None, "single_label_classification"), "a text has one class")
+    names = settings.take("id2label", {"0": "LABEL_0", "1": "LABEL_1"})
+    listed = [f"{number} is {names[number]}" for number in sorted(names, key=int)]
+    settings.remark(
+        f"label texts 0, 1, … as the checkpoint does ({', '.join(listed[:4])}{', …' if len(listed) > 4 else ''}), at least one of "
+        "each: the order of the labels in data.labelled gives their numbers"
+    )
+    return len(names)
 
 
 def _chunks(settings: Settings, kind: str) -> Dict[str, Any]:
