@@ -65,9 +65,10 @@ def _classes(settings: Settings) -> int:
     only("problem_type", settings.take("problem_type", None), (None, "single_label_classification"), "a text has one class")
     names = settings.take("id2label", {"0": "LABEL_0", "1": "LABEL_1"})
     listed = [f"{number} is {names[number]}" for number in sorted(names, key=int)]
+    shown = ", ".join([*listed[:4], "…"] if len(listed) > 4 else listed)
     settings.remark(
-        f"label texts 0, 1, … as the checkpoint does ({', '.join(listed[:4])}{', …' if len(listed) > 4 else ''}), at least one of "
-        "each: the order of the labels in data.labelled gives their numbers"
+        f"label texts 0, 1, … as the checkpoint does ({shown}), at least one of each: the order of the labels in data.labelled gives "
+        "their numbers"
     )
     return len(names)
 
