@@ -67,8 +67,8 @@ def _classes(settings: Settings) -> int:
     listed = [f"{number} is {names[number]}" for number in sorted(names, key=int)]
     shown = ", ".join([*listed[:4], "…"] if len(listed) > 4 else listed)
     settings.remark(
-        f"label texts 0, 1, … as the checkpoint does ({shown}), at least one of each: the order of the labels in data.labelled gives "
-        "their numbers"
+        f"label texts 0, 1, … as the checkpoint does ({shown}), at least one of each: here the order of the labels "
+        "in data.labelled gives their numbers"
     )
     return len(names)
 
