@@ -92,6 +92,8 @@ def _read(place: Path, overrides: Sequence[str], out: Optional[str], say: Callab
     store = CheckpointStore(run.checkpoints, say)
     checkpoint = store.write(0, snapshot)
     store.mark_best(0)
+    if config.model.head == "classifier" and tokenizer.end is not None:
+        read.remarks.append("a text is read behind an end-of-text token here, which transformers' tokenizer does not put there")
     for remark in read.remarks:
         say(f"note: {remark}")
     summary = make_summary(
@@ -205,6 +207,8 @@ def _write(source: str, out: Optional[str], checkpoint: str, say: Callable[[str]
         except BaseException:
             shutil.rmtree(temporary, ignore_errors=True)
             raise
+    if used.config.model.head == "classifier" and used.tokenizer.end is not None:
+        remarks.append(f"a text was read behind an end-of-text token here: put id {used.tokenizer.end} before those of a text")
     if changed:
         remarks.append(f"multipliers of muP are multiplied into {len(changed)} tensors, which are rounded by it")
     for remark in remarks:

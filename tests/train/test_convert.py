@@ -138,8 +138,12 @@ def test_the_next_commands_are_those_that_the_head_allows(tmp_path, reformer, te
     place = "docs-or-code" if data == "labelled" else str(text)
     capsys.readouterr()
     assert main(["convert", str(source), "--out", str(made), f"data.{data}={place}"]) == 0
-    said = capsys.readouterr().out
+    said, notes = capsys.readouterr()
     assert "ipu-lean generate" not in said and f"data.{data}=FILE" in said
+    # What stands before a text decides what a classifier says of it.
+    assert ("behind an end-of-text token" in notes) == (data == "labelled")
+    back = run("convert", str(made), "--to", "hf", "--out", str(tmp_path / "back"))["metrics"]["remarks"]
+    assert any("put id 1 before" in remark for remark in back) == (data == "labelled")
 
 
 def masked_lm(place, reformer, file, content, spare, mask):
