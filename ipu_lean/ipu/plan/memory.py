@@ -135,9 +135,10 @@ def _live(workload: Workload, stage: Stage, parameters: int) -> int:
         return 0
     each, block = [layer_bytes(workload, number) for number in stage.layers], workload.network.block
     largest = max(sum(each[first : first + block]) for first in range(0, len(each), block))
+    moving = workload.tokens * workload.network.moving * workload.element
     if workload.surrogate:  # one block's derivative, and the gradients until the update
-        return largest + parameters * workload.element
-    return largest if workload.every_layer and workload.recomputed else sum(each)
+        return largest + moving + parameters * workload.element
+    return (largest if workload.every_layer and workload.recomputed else sum(each)) + moving
 
 
 def _logits(workload: Workload) -> int:

@@ -142,11 +142,12 @@ def _gpt(config: Config) -> Network:
     branches = 2 * (2 if model.sandwich else 1) * norm * width + (2 * (width * width + bias * width) if affine else 0)
     up = 2 if gated else 1
     feed_forward = (up + 1) * width * ffn + bias * (up * ffn + width)
-    extras = ((2 if model.sandwich else 0) + (2 if affine else 0)) * width
+    extras = ((2 if model.sandwich else 0) + (2 if affine else 0)) * width + _written_out(config)
     seq = layer_kinds.padded_length(model, model.seq)
     # Norm inputs, q, k, v, what enters the output projection, what enters the feed-forward: 8 d. Before and after the activation:
-    # 2 f, with a gate also the other factor and the product.
-    saved = 4 * (width + derived.attention_width(model)) + extras + (4 if gated else 2) * ffn
+    # 2 f (a ReLU needs its result only), with a gate also the other factor and the product.
+    inside = (4 if gated else 2) - (1 if model.activation in ("relu", "reglu") else 0)
+    saved = 4 * (width + derived.attention_width(model)) + extras + inside * ffn
     return Network(
         layers=_layers(config, feed_forward + branches),
         boundary=2 * width if model.stack.kind == "reversible" else width,
@@ -163,8 +164,16 @@ def _gpt(config: Config) -> Network:
         labels=1 if model.head == "classifier" else model.seq if model.seq < seq else 0,
         block=2 if model.stack.order == "aaff" else 1,
         chunked=_chunked(model, seq),
-        working=extras + (6 if gated else 4) * ffn,
+        working=extras + (inside + 2) * ffn,
+        moving=ffn if gated else 0,
     )
+
+
+def _written_out(config: Config) -> int:
+    """What RMS norms keep, which are no operation of their own: their result before the gain, and fp16 inputs in float32."""
+    model = config.model
+    each = 0 if model.norm == "layernorm" else 3 if is_half(config) else 1
+    return each * (3 if model.sandwich else 2) * derived.stack_width(model)  # the last one is done when most is alive
 
 
 def _positions(model: ModelConfig) -> int:

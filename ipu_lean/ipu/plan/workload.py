@@ -26,6 +26,7 @@ class Network:
         block: layers between two checkpoints; 2 with order `aaff`.
         chunked: for each layer in execution order its local or hashed attention, None for a full one; () if all are full.
         working: numbers that move while gradients of a layer's feed-forward are taken; read for chunked layers only.
+        moving: numbers that are alive on top of one layer's: a gate has gradients of two factors at once.
         labels: labels in a row (1 for images, 0: as many as tokens). input_bytes: of one token (or image) as the host sends it.
     """
 
@@ -46,6 +47,7 @@ class Network:
     input_bytes: int = 4
     chunked: Tuple[Optional[Chunked], ...] = ()
     working: int = 0
+    moving: int = 0
 
     @property
     def parameters(self) -> int:

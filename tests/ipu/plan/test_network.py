@@ -11,8 +11,10 @@ from ipu_lean.config import make_config
 from ipu_lean.data import expected_vocab
 from ipu_lean.errors import ConfigError
 from ipu_lean.ipu.placement import rows_of
+from ipu_lean.ipu.plan import make_plan
 from ipu_lean.ipu.plan.memory import boundary_bytes, ipu_memory, layer_bytes, stage_memory
 from ipu_lean.ipu.plan.network import as_ipu, network_of, workload_of
+from ipu_lean.ipu.traced import traced_plan
 from ipu_lean.models import build_meta
 from tests.ipu.helpers import VOCAB, ipu_config
 from tests.ipu.plan.placements import random_config
@@ -94,6 +96,20 @@ def test_a_surrogate_keeps_gradients_and_no_activations() -> None:
     (row,) = ipu_memory(workload)
     assert row.items["stash"] == boundary_bytes(workload)
     assert row.items["live"] == layer_bytes(workload) + 4 * row.parameters
+
+
+@pytest.mark.parametrize("precision", ["fp16-ipu", "fp32"])
+@pytest.mark.parametrize("norm, activation, sandwich", [
+    ("rmsnorm", "swiglu", False), ("rmsnorm", "relu", True), ("layernorm", "reglu", False), ("rmsnorm", "gelu", False),
+])  # fmt: skip
+def test_a_layer_needs_what_its_trace_does(norm: str, activation: str, sandwich: bool, precision: str) -> None:
+    """RMS norms are written out, gates have two factors, a ReLU keeps its result only."""
+    model = {"width": 64, "depth": 2, "heads": 4, "seq": 64, "norm": norm, "bias": norm == "layernorm", "activation": activation,
+             "sandwich": sandwich, "stack": {"kind": "residual"}}  # fmt: skip
+    config = ipu_config(model=model, precision=precision, device="ipu", ipu={"layers_per_ipu": [2]})
+    plan = make_plan(workload_of(config))
+    mine, traced = (found.ipus[0].items["live"] for found in (plan, traced_plan(plan, config)))
+    assert 0.85 < mine / traced < 1.15
 
 
 def test_logits_are_those_of_a_chunk() -> None:
