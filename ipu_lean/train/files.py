@@ -6,6 +6,7 @@ import contextlib
 import errno
 import hashlib
 import json
+import math
 import os
 import re
 import shlex
@@ -81,6 +82,15 @@ def write_atomic(path: Union[str, Path], text: str) -> None:
 def write_json(path: Union[str, Path], value: Any) -> None:
     """`write_atomic` of indented JSON; floats keep every digit (Python's repr round-trips)."""
     write_atomic(path, json.dumps(value, indent=1) + "\n")
+
+
+def finite(value: Any) -> Any:
+    """Plain data without the numbers that JSON has not: an infinite one (a perplexity, for one) and nan become None."""
+    if isinstance(value, dict):
+        return {key: finite(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [finite(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def read_json(path: Union[str, Path]) -> Optional[Any]:

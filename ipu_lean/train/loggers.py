@@ -13,13 +13,12 @@ import csv
 import importlib
 import io
 import json
-import math
 from pathlib import Path
 from typing import Any, Dict, List, Optional
 
 from ipu_lean.config import Config
 from ipu_lean.errors import EnvironmentProblem
-from ipu_lean.train.files import disk_guard, write_atomic
+from ipu_lean.train.files import disk_guard, finite, write_atomic
 from ipu_lean.train.runs import RunDirectory
 
 COLUMNS = ("step", "split", "loss", "accuracy", "perplexity", "lr", "grad_norm", "tokens", "tokens_per_s", "data_wait", "time")
@@ -107,9 +106,7 @@ def read_metrics(path: Path) -> List[Dict[str, Any]]:
 
 
 def _line(record: Dict[str, Any]) -> str:
-    # JSON has no infinity: a perplexity too large for a float becomes null.
-    finite = {key: None if isinstance(value, float) and not math.isfinite(value) else value for key, value in record.items()}
-    return json.dumps(finite) + "\n"
+    return json.dumps(finite(record)) + "\n"
 
 
 def _row(values: Any) -> str:

@@ -86,6 +86,9 @@ def resumed_config(config_file: Path, overrides: Sequence[str]) -> Tuple[Config,
     """
     old = load_config(config_file)
     new = load(config_file, overrides).config
+    if new.data.cache is not None:  # the next command may be given from another folder
+        place = str(Path(new.data.cache).expanduser().absolute())
+        new = new.model_copy(update={"data": new.data.model_copy(update={"cache": place})})
     changed = differing(flat(old), flat(new))
     for key in [*unsafe(flat(old), flat(new)), *(key for key in changed if key == "schedule.steps")]:
         raise ConfigError(

@@ -15,7 +15,7 @@ from typing import Any, Dict, Optional
 from ipu_lean.config import load_config
 from ipu_lean.config.layers import transformers_hint
 from ipu_lean.errors import ConfigError, EnvironmentProblem, RunError
-from ipu_lean.train.files import disk_guard, read_json, write_atomic, write_json
+from ipu_lean.train.files import disk_guard, finite, read_json, write_atomic, write_json
 
 SUMMARY_SCHEMA = 1
 TRAINING = ("train", "resume", "convert")
@@ -82,12 +82,14 @@ class RunDirectory:
         return run
 
     def made_by(self) -> str:
-        """The command that made the directory. Without a whole summary (it was killed) it is `sweep` or `study` where trials are
-        kept (a study has variants), else `train`, which can be resumed.
+        """The command that made the directory. A trace has no summary; without one that is whole (it was killed) it is `sweep` or
+        `study` where trials are kept (a study has variants), else `train`, which can be resumed.
         """
         try:
             return str(json.loads(self.summary.read_text(encoding="utf-8"))["command"])
         except (OSError, ValueError, KeyError, TypeError):
+            if (self.path / "manifest.json").is_file():
+                return "parity record"
             if not (self.path / "trials").is_dir():
                 return TRAINING[0]
         try:
@@ -168,7 +170,7 @@ def make_summary(
         "steps": steps,
         "tokens": tokens,
         "seconds": round(seconds, 3),
-        "metrics": metrics or {},
+        "metrics": finite(metrics or {}),
         "artifacts": artifacts or {},
     }
     if error is not None:

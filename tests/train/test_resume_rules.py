@@ -57,6 +57,12 @@ def test_more_steps_pin_the_horizon(file: Path) -> None:
     assert again.schedule.steps == 12 and changed == ["train.steps"]
 
 
+def test_another_cache_is_the_same_from_every_folder(file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    config, changed = resumed_config(file, ["data.cache=here"])
+    assert changed == ["data.cache"] and config.data.cache == str(tmp_path / "here")
+
+
 @pytest.mark.parametrize(
     "override",
     ["train.steps=11", "optimizer.lr=1e-3", "seed=4", "schedule.steps=99", "memory.engine=store", "precision=bf16-mixed"],

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import math
 import os
 from pathlib import Path
 
@@ -67,6 +69,17 @@ def test_hints_of_a_directory_that_is_taken(tmp_path: Path) -> None:
     assert "resume" not in str(told.value)  # nothing was trained there
 
 
+def test_a_trace_is_no_training(tmp_path: Path) -> None:
+    """`parity record` keeps a config.yaml as well, and no summary."""
+    run = RunDirectory.create(str(tmp_path / "trace"), "x", "seed: 0\n")
+    (run.path / "manifest.json").write_text("{}")
+    with pytest.raises(ConfigError) as told:
+        RunDirectory.check_free(str(run.path))
+    assert "resume" not in str(told.value)
+    with pytest.raises(ConfigError, match="made by `parity record`"):
+        run.check_trained()
+
+
 @pytest.mark.parametrize(("section", "command"), [("study: {variants: {a: {}}}", "study"), ("sweep: {lrs: [0.1, 0.2]}", "sweep")])
 def test_a_killed_sweep_and_a_killed_study_are_told_apart(tmp_path: Path, section: str, command: str) -> None:
     """Both keep trials, and neither has left a summary."""
@@ -88,6 +101,13 @@ def test_lock_keeps_another_process_out(tmp_path: Path) -> None:
     one.unlock()
     other.lock()
     other.unlock()
+
+
+def test_a_summary_holds_no_number_that_json_has_not() -> None:
+    metrics = {"valid": {"loss": 800.0, "perplexity": math.inf}, "rows": [math.nan, 1.5, -math.inf], "tokens": 3}
+    summary = make_summary("eval", device="cpu", config_hash="x", metrics=metrics)
+    assert summary["metrics"] == {"valid": {"loss": 800.0, "perplexity": None}, "rows": [None, 1.5, None], "tokens": 3}
+    json.dumps(summary, allow_nan=False)
 
 
 def test_summary_schema() -> None:
