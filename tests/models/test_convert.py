@@ -289,6 +289,8 @@ def test_multipliers_are_folded_into_the_weights(tmp_path, model):
         ({"positions": "rotary"}, "model.positions"),
         ({"lsh": {"chunk": 8, "full_below": 16}}, "model.lsh.full_below"),
         ({"attention_bias": True}, "model.attention_bias"),
+        ({"local": {"chunk": 8, "after": 1}}, "model.local.after"),
+        ({"lsh": {"chunk": 8, "after": 1}}, "model.lsh.after"),
     ],
 )
 def test_what_transformers_has_not_is_refused_by_its_key(changes, key):

@@ -169,6 +169,9 @@ def _check(config: Config) -> None:
     _need("model.num_hidden_groups", model.num_hidden_groups, (None,))
     for kind in layer_kinds.kinds(model):
         _need("model.attention", kind, ("local", "lsh"))
+    for kind in ("local", "lsh"):
+        if model.causal and layer_kinds.uses(model, kind):
+            _need(f"model.{kind}.after", getattr(model, kind).after, (0,))
     if layer_kinds.uses(model, "lsh"):
         _need("model.lsh.full_below", layer_kinds.full_below(model), (model.lsh.chunk,))
     _need("model.head", model.head, tuple(ARCHITECTURES.values()))
