@@ -173,9 +173,8 @@ class Stretch:
         return self._copy.view(-1)
 
     def finish(self) -> None:
-        """After an update. A GPU's blocks are as long as the stretch, so its index would hold 4 bytes a parameter."""
-        if self.device.type != "cpu":
-            self._index = None
+        """After an update. An index is made again in no time, and would hold 4 bytes an element of a block (on a GPU of all)."""
+        self._index = None
         if self._copy is not None:
             self.parameters[0].copy_(self._copy)
             self._copy = None
