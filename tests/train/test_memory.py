@@ -16,6 +16,7 @@ from ipu_lean.models import build_meta
 from ipu_lean.train.memory import commands
 from ipu_lean.train.memory.footprint import predicted, sizes_of
 from ipu_lean.train.memory.modes import MODES, chosen, on_device, with_mode
+from ipu_lean.train.memory.report import format_table
 
 VOCAB = 2048
 
@@ -65,9 +66,9 @@ def test_other_optimizers_hold_other_moments() -> None:
 
 @pytest.fixture(scope="module")
 def yaml(tmp_path_factory: Any) -> Path:
-    """11 million parameters, few activations."""
+    """4 million parameters, few activations."""
     path = tmp_path_factory.mktemp("memory") / "config.yaml"
-    model = {"width": 448, "depth": 4, "head_size": 64, "seq": 16, "vocab": 4096}
+    model = {"width": 256, "depth": 4, "head_size": 64, "seq": 16, "vocab": 4096}
     path.write_text(json.dumps({"model": model, "mup": {"base_width": 64}, "batch": {"micro": 1}}))
     return path
 
@@ -89,8 +90,25 @@ def test_a_fresh_process_holds_what_the_formula_says(yaml: Path, tmp_path: Path,
         assert plain["measured"][name] == pytest.approx(plain["predicted"][name], rel=0.005), name
     for row in (plain, fused):
         assert row["measured"]["peak"] == pytest.approx(row["predicted"]["peak"], rel=0.15)
+        assert 0 < row["measured"]["other"] < 0.03 * row["measured"]["held"]
     assert (out / "memory.png").stat().st_size > 5000 and "bf16-pure/kahan" in (out / "memory.txt").read_text()
-    assert "10.00" in text and "fp16-ipu" in text
+    assert "10.00" in text and "fp16-ipu" in text and "says something from" not in text
+
+
+@pytest.mark.pod
+def test_a_model_that_is_too_small_to_be_measured_is_told_so() -> None:
+    def table(parameters: int) -> str:
+        measured = {"other": 250_000, "bytes_per_parameter": 12.3, "held": 1, "copies": 0, "activations": 0, "peak": 1}
+        formula = predicted(config_of(precision="bf16-pure"), [parameters], VOCAB).as_dict(parameters)
+        row = {"mode": "a", "status": "ok", "predicted": formula, "measured": measured, "difference": 0.23}
+        unmeasured = {**row, "mode": "b", "measured": None, "difference": None}
+        ipu = {"status": "refused", "reason": "none"}
+        rest = {"largest": 1, "rows": 1, "seq": 1, "device": "cpu", "ipu": ipu}
+        return format_table({"parameters": parameters, "modes": [row, unmeasured], **rest})
+
+    assert "up to 0.25 MB of what was measured are Python's objects" in table(100_000)
+    assert "says something from about 500,000 parameters on" in table(499_000)
+    assert "says something from" not in table(500_000)
 
 
 @pytest.mark.pod

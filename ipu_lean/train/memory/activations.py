@@ -13,7 +13,7 @@ from typing import List, NamedTuple, Sequence, Tuple
 from ipu_lean.config import Config, derived, layer_kinds
 from ipu_lean.data import expected_classes
 from ipu_lean.nn.loss import automatic_chunk
-from ipu_lean.train.memory.branches import GATED, Branch, Sizes, attention, feed_forward, joined
+from ipu_lean.train.memory.branches import GATED, Branch, Sizes, attention, feed_forward, joined, scaled
 
 Layer = Tuple[Branch, Branch]
 
@@ -46,9 +46,8 @@ def _gpt(config: Config, vocab: int) -> int:
     sizes, model = Sizes(config), config.model
     hidden = derived.hidden_width(model)
     begin, later = _loss(config, hidden, vocab)
-    weight = 2 if config.precision == "bf16-pure" else 4
     # A tied matrix waits for the embedding's part of its gradient; in the end there are both and their sum.
-    matrix, tied = weight * vocab * model.width, derived.tied(model)
+    matrix, tied = sizes.weight * vocab * model.width, derived.tied(model)
     ends = 2 * sizes.tokens * hidden * sizes.stream
     kept, most = backward(config, sizes)
     during = max(kept + ends + begin, most + (matrix if tied else 0), kept + ends + later)
@@ -114,7 +113,7 @@ def _loss(config: Config, hidden: int, vocab: int) -> Tuple[int, int]:
     if not 0 < chunk < tokens:
         return tokens * 8 * vocab, tokens * 12 * vocab  # in fp32: logits, their log-softmax, and a gradient
     logits = (4 if sizes.element == 4 else 8) * vocab  # as they come, in fp32, and their gradient
-    matrix, weight = vocab * hidden, 2 if config.precision == "bf16-pure" else 4
+    matrix, weight = vocab * hidden, sizes.weight
     made = weight if sizes.element == weight else weight + sizes.element
     return chunk * logits + matrix * (4 + made) + tokens * hidden * sizes.stream, 2 * matrix * weight
 
@@ -157,12 +156,12 @@ class _Copies(NamedTuple):
 def _copies(config: Config, sizes: Sizes, kind: str) -> _Copies:
     mixed, model, element = sizes.mixed, config.model, sizes.element
     square, matrix, one = sizes.width * sizes.inside, sizes.width * sizes.ffn, joined(config, kind)
-    scaled = derived.depth_mult(config) != 1.0 and not model.sandwich
+    multiplied = scaled(config)
     inputs, up = 2 if kind == "lsh" else 3, 2 if model.activation in GATED else 1
-    attended = element * ((inputs * square if mixed or one else 0) + (square if mixed or scaled else 0))
-    fed = element * ((up * matrix if mixed else 0) + (matrix if mixed or scaled else 0))
+    attended = element * ((inputs * square if mixed or one else 0) + (square if mixed or multiplied else 0))
+    fed = element * ((up * matrix if mixed else 0) + (matrix if mixed or multiplied else 0))
     # Joined and scaled in fp32 before they are cast: one such matrix is alive for a moment.
-    passing = (4 * inputs * square if mixed and one else 0, 4 * matrix if mixed and scaled else 0)
+    passing = (4 * inputs * square if mixed and one else 0, 4 * matrix if mixed and multiplied else 0)
     joining = element * inputs * square + passing[0] if one else 0  # before the output's matrix is there
     heads = config.memory.attention_heads_at_once
     pieces = kind == "full" and 0 < heads < sizes.micro * sizes.heads
@@ -176,7 +175,6 @@ def _copies(config: Config, sizes: Sizes, kind: str) -> _Copies:
 
 def _mlp(config: Config, vocab: int) -> int:
     sizes, rows, model = Sizes(config), config.batch.micro, config.model
-    weight = 2 if config.precision == "bf16-pure" else 4
     kept = rows * model.width * 2 * sizes.element * model.depth + rows * (model.features or 0) * sizes.element
     largest = max(model.features or 0, model.width, vocab) * model.width
-    return kept + rows * vocab * 12 + 2 * rows * model.width * sizes.stream + largest * weight
+    return kept + rows * vocab * 12 + 2 * rows * model.width * sizes.stream + largest * sizes.weight

@@ -47,8 +47,9 @@ class Sizes:
         self.width, self.ffn = derived.stack_width(model), derived.ffn_width(model)
         self.heads, self.inside = derived.heads(model), derived.attention_width(model)
         self.mixed = config.precision.endswith("mixed")
+        self.weight = 2 if config.precision == "bf16-pure" else 4
         # The gradient of a weight while it is made; autocast makes it in 16 bits first.
-        self.made = 2 if config.precision == "bf16-pure" else self.element + 4 if self.mixed else 4
+        self.made = self.weight + (self.element if self.mixed else 0)
 
     def norm(self, config: Config) -> int:
         """A norm's input and output, as they are kept."""
@@ -61,13 +62,18 @@ class Sizes:
         return (2 if config.model.stack.kind == "reversible" else 1) * self.stream * self.width * self.tokens
 
     def matrix(self, config: Config, kind: str) -> int:
-        """The gradient of the attention's largest matrix."""
+        """The gradient of the attention's largest matrix, which comes when all that was kept is gone."""
         return self.made * self.width * self.inside * ((2 if kind == "lsh" else 3) if joined(config, kind) else 1)
 
     def mask(self, config: Config) -> int:
         """Of the dropout on a branch's output: CPUs multiply by numbers, GPUs by bits."""
         each = 1 if config.device == "gpu" else self.element
         return self.tokens * self.width * each if config.model.dropout else 0
+
+
+def scaled(config: Config) -> bool:
+    """Whether a branch's last matrix is multiplied by the depth rule's number, which makes a copy of it."""
+    return derived.depth_mult(config) != 1.0 and not config.model.sandwich
 
 
 def joined(config: Config, kind: str) -> bool:
@@ -103,8 +109,11 @@ def feed_forward(config: Config) -> Branch:
     chunk = min(config.memory.ffn_chunk or sizes.tokens, sizes.tokens)
     between = 2 * up * sizes.element * sizes.ffn * chunk
     around = sizes.norm(config) + sizes.mask(config)
-    # Gradients of what lies around the activation take the place of what they are for, but for one.
-    work = sizes.streams(config) + up * sizes.ffn * sizes.element * chunk + sizes.made * sizes.width * sizes.ffn
+    # Gradients of what lies around the activation; one of them and that of the last matrix; or that one as autocast and the depth
+    # rule's number hand it on, when what the matrix read is gone.
+    inner, matrix = sizes.ffn * sizes.element * chunk, sizes.width * sizes.ffn
+    made = 8 if sizes.mixed and scaled(config) else sizes.made
+    work = sizes.streams(config) + max(up * inner, inner + sizes.element * matrix, made * matrix)
     if config.memory.ffn_chunk:
         return Branch(around, work + between)
     return Branch(around + between, work)
@@ -127,8 +136,8 @@ def _full(config: Config, sizes: Sizes) -> Branch:
     if model.attention_dropout and config.device == "cpu":
         return Branch(4 * plain + mask + _dropped(sizes, scores), 2 * plain + 4 * scores)
     if joined(config, "full"):
-        return Branch(4 * plain, 4 * plain + made + _blockwise(config, sizes, plain))
-    return Branch(4 * plain + mask, 4 * plain + made)
+        return Branch(4 * plain, max(4 * plain + _blockwise(config, sizes, plain), made))
+    return Branch(4 * plain + mask, max(4 * plain, made))
 
 
 def _dropped(sizes: Sizes, scores: int) -> int:
@@ -154,7 +163,7 @@ def _local(config: Config, sizes: Sizes) -> Branch:
     plain = sizes.tokens * sizes.inside * sizes.element
     if _by_blocks(config):
         scratch = _scratch(sizes, window, sizes.seq, window // looks, looks - 1, 1 if sizes.element == 4 else 5)
-        return Branch(4 * plain, 4 * plain + sizes.matrix(config, "local") + scratch)
+        return Branch(4 * plain, max(4 * plain + scratch, sizes.matrix(config, "local")))
     kept, early = _written_out(config, sizes, sizes.tokens * sizes.heads * window)
     late = plain * (1 + 2 * looks) - kept
     return Branch(kept + plain * (2 + 2 * looks), max(early, late) - plain)
@@ -174,7 +183,7 @@ def _lsh(config: Config, sizes: Sizes) -> Branch:
         places = sizes.seq * rounds
         scratch = _scratch(sizes, looks * lsh.chunk, places, lsh.chunk, looks - 1, 4)
         by_token = 3 * 4 * sizes.seq * sizes.inside // sizes.heads
-        return Branch(3 * plain + order + sums, 3 * plain + made + scratch + by_token, order)
+        return Branch(3 * plain + order + sums, max(3 * plain + scratch + by_token, made), order)
     scores = placed * looks * lsh.chunk
     kept, early = _written_out(config, sizes, scores)
     late = 2 * looks * rounds * plain - kept
@@ -193,7 +202,7 @@ def _not_hashed(config: Config, sizes: Sizes, plain: int, wide: int) -> Branch:
     mask = sizes.element * sizes.seq * (sizes.tokens if masked(config) else sizes.seq)
     if config.model.attention_dropout and config.device == "cpu":
         return Branch(4 * plain + wide + mask + _dropped(sizes, scores), 2 * plain + 4 * scores)
-    return Branch(4 * plain + wide + mask, 4 * plain + sizes.matrix(config, "lsh"))
+    return Branch(4 * plain + wide + mask, max(4 * plain, sizes.matrix(config, "lsh")))
 
 
 def _by_blocks(config: Config) -> bool:

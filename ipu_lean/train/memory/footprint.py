@@ -9,11 +9,13 @@ from torch import nn
 
 from ipu_lean.config import Config, derived
 from ipu_lean.optim.any_precision_options import BETA_LIMIT
+from ipu_lean.optim.any_precision_walk import EAGER_BLOCK
 from ipu_lean.optim.fused import WAITING
 from ipu_lean.train.memory.activations import activation_bytes, copy_bytes
 
 KINDS = ("weights", "gradients", "moments", "compensation")
 """What is counted as bytes a parameter. Of gradients: the most that are alive at once."""
+PASSING = 40  # bytes for an element of a block while it is updated without compiled code: about ten float32
 
 
 @dataclass(frozen=True)
@@ -71,8 +73,9 @@ def predicted(config: Config, sizes: List[int], vocab: int) -> Footprint:
     copies, activations = copy_bytes(config, vocab), activation_bytes(config, vocab)
     found = Footprint(count * weight, alive * gradient, count * moments, count * kept, copies, activations)
     # Activations are most before the first gradient is there. At the end there are all gradients, for a tied matrix two parts
-    # beside their sum, or what torch's optimizers make in passing, of a tensor's size each.
+    # beside their sum, or what an update makes in passing: torch's optimizers two of a tensor's size, ours some of a block's.
     pair = 2 * gradient * vocab * config.model.width if derived.tied(config.model) else 0
-    passing = 0 if config.precision == "bf16-pure" else 2 * weight * max(sizes)
-    peak = found.held - found.gradients + max(copies + activations, found.gradients + max(pair, passing))
+    passing = PASSING * min(EAGER_BLOCK, count) if config.precision == "bf16-pure" else 2 * weight * max(sizes)
+    begin = copies + activations + (passing if config.memory.fused_update else 0)  # while all activations are there
+    peak = found.held - found.gradients + max(begin, found.gradients + max(pair, passing))
     return Footprint(**{**asdict(found), "peak": peak})

@@ -7,6 +7,7 @@ from typing import Any, Dict, List, Optional
 from ipu_lean.train.memory.footprint import KINDS
 
 _SHORT = {"compensation": "kept"}
+_MEANS = 0.05  # of the bytes a parameter: what may be something else if they are to say anything about a model
 
 
 def format_table(metrics: Dict[str, Any]) -> str:
@@ -19,12 +20,33 @@ def format_table(metrics: Dict[str, Any]) -> str:
         "",
         "bytes a parameter; gradients: the most alive at once; kept: what a 16-bit weight cannot hold",
         *_aligned([_head(), *(_bytes(row, count) for row in metrics["modes"]), *_ipu_row(metrics["ipu"])]),
+        *_remark(metrics),
         "",
         f"{unit}; copies: of weights, by autocast or to join or scale matrices; peak: of a whole update",
         *_aligned([_size_head(), *(_sizes(row, scale) for row in metrics["modes"] if row["predicted"])]),
     ]
     refused = [f"{row['mode']}: {row['status']}: {row['reason']}" for row in metrics["modes"] if row["status"] != "ok"]
     return "\n".join([*lines, *([""] if refused else []), *refused, *_plan_line(metrics["ipu"])])
+
+
+def means_from(rows: List[Dict[str, Any]]) -> int:
+    """Parameters, to two digits, from which what a process holds beside its tensors is at most 5 % of the measured bytes, if the
+    model has as many tensors; 0 if nothing was measured."""
+    found = [row for row in rows if row["measured"] is not None]
+    least = max([0.0, *(row["measured"]["other"] / _MEANS / row["predicted"]["bytes_per_parameter"] for row in found)])
+    return int(float(f"{least:.1e}"))
+
+
+def _remark(metrics: Dict[str, Any]) -> List[str]:
+    """A sentence for models that are too small for what a process holds to say much about them."""
+    least = means_from(metrics["modes"])
+    if least <= metrics["parameters"]:
+        return []
+    other = max(row["measured"]["other"] for row in metrics["modes"] if row["measured"] is not None)
+    return [
+        f"up to {other / 1e6:.2f} MB of what was measured are Python's objects and pages begun, not tensors: "
+        f"with so many tensors, `off` says something from about {least:,} parameters on"
+    ]
 
 
 def _head() -> List[str]:

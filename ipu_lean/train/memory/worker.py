@@ -103,7 +103,8 @@ def engine_of(config: Config, vocab: int) -> TorchEngine:
 
 
 def measure(config: Config, vocab: int) -> Dict[str, Any]:
-    """Bytes by kind, as `Footprint` names them, and `held`: what all of it came to for process or allocator."""
+    """Bytes by kind, as `Footprint` names them, and `held`: what all of it came to for process or allocator; `other`: what of it
+    is none of these tensors."""
     torch.manual_seed(0)
     _warm_up(config, vocab)
     meter = Meter(World.current(config).device)
@@ -116,11 +117,12 @@ def measure(config: Config, vocab: int) -> Dict[str, Any]:
     engine.train_step(batch)
     peak = meter.peak()
     kinds = _by_kind(engine)
-    found: Dict[str, Any] = {**kinds, "gradients": gradients, "source": meter.source, "parameters": _count(engine)}
+    found: Dict[str, Any] = {**kinds, "gradients": gradients, "source": meter.source, "parameters": _count(engine), "other": 0}
     if base is None or weights is None or held is None or peak is None:
         found["held"] = sum(kinds.values()) + gradients
     else:
         found["held"] = held - base + (gradients if engine.fused is not None else 0)
+        found["other"] = found["held"] - sum(kinds.values()) - gradients
         found["held_weights"] = weights - base
         found["peak"] = peak - base
     found.update(_activations(engine, batch))
