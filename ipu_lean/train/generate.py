@@ -3,7 +3,7 @@
 The context window. A model sees at most `seq` tokens. When the window is full, its older half is dropped and generation goes on
 from the newer half, read anew. So a token's context has between seq/2 and seq tokens; each token costs one cached step, plus
 one reading of seq/2 tokens every seq/2 tokens. The rule depends on lengths alone, which is why cached and uncached generation
-agree (with hashed attention they mean different things, see nn/attention/incremental.py).
+agree (with hashed attention, or chunks ahead in local attention, they mean different things, see nn/attention/incremental.py).
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ def generate_ids(
         seq: context length.
         temperature: 0 takes the likeliest token.
         end: stop a row after this id, which is left out of the result.
-        cache: False recomputes the whole window for every token (slower; the same result unless attention is hashed).
+        cache: False recomputes the whole window for every token (slower; the same result, but see nn/attention/incremental.py).
         allowed: ids from here on are never chosen (rows of a padded vocabulary).
         counts: gets `computed` and `reused`, the positions that passes computed and those that they found in a cache.
     """

@@ -242,7 +242,7 @@ def run_generate(
     Args:
         prompt, prompts: one, or several instead; `-` reads it from standard input.
         samples: continuations of each prompt.
-        cache: False recomputes the context for every token: slower, and the same text unless attention is hashed.
+        cache: False recomputes the context for every token: slower, and the same text but for what docs/generate.md says.
         (For the others see `generate.generate_ids`.)
 
     Returns:

@@ -3,9 +3,9 @@
 Both take any number of new tokens. The first ones, into an empty cache, are computed as a whole sequence is, padded to whole
 chunks in here; later ones token by token. A token gets exactly what the whole layer would give the last token of the text so far,
 at that text's length. With local attention that is what it gets in any longer text too (`before` of 2 and more: once the text has
-more chunks than that). With hashed attention it is not: which earlier tokens share its chunk, and how many buckets there are,
-changes as the text goes on, so that a pass over the longer text would compute earlier tokens anew, whereas here they keep what
-they got.
+more chunks than that; with `after` it is not, since neighbours are circular: a text's last chunks see its first). With hashed
+attention it is not: which earlier tokens share its chunk, and how many buckets there are, changes as the text goes on, so that a
+pass over the longer text would compute earlier tokens anew, whereas here they keep what they got.
 """
 
 from __future__ import annotations
