@@ -1,7 +1,7 @@
 """Text and images to batches: corpora, tokenizers, packed files, a sampler that resumes. numpy only, without torch."""
 from __future__ import annotations
 
-from ipu_lean.data.batches import IGNORED, TrainBatches, check_vocab, check_windows, eval_batches, window_count
+from ipu_lean.data.batches import IGNORED, TrainBatches, check_rows, check_vocab, check_windows, eval_batches, window_count
 from ipu_lean.data.corpora import open_corpus, resolve
 from ipu_lean.data.images import PreparedImages, prepare_images
 from ipu_lean.data.labelled import PreparedTexts, expected_classes, prepare_labelled
@@ -24,6 +24,7 @@ __all__ = [
     "Tokenizer",
     "TrainBatches",
     "blank_batch",
+    "check_rows",
     "check_vocab",
     "check_windows",
     "eval_batches",

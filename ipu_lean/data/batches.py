@@ -54,6 +54,26 @@ def check_vocab(model_vocab: int, tokenizer_vocab: int, extra: int = 0) -> None:
         )
 
 
+def check_rows(items: int, what: str, rows: int = 1) -> None:
+    """ConfigError with the numbers if there are fewer training `items` (`what` they are, in the plural) than a batch has rows."""
+    if items < rows:
+        raise ConfigError(
+            f"there are {items:,} {what} to train on; one global batch needs {rows:,}",
+            key="batch",
+            suggestion=f"use more {what} or a smaller global batch",
+        )
+
+
+def fill_rows(inputs: np.ndarray, labels: np.ndarray, rows: int) -> Batch:
+    """A batch of `rows` rows: those that a set does not fill are zero, and their labels count nothing."""
+    missing = rows - len(labels)
+    if not missing:
+        return inputs, labels
+    blank = np.zeros((missing, *inputs.shape[1:]), inputs.dtype)
+    uncounted = np.full((missing, *labels.shape[1:]), IGNORED, labels.dtype)
+    return np.concatenate([inputs, blank]), np.concatenate([labels, uncounted])
+
+
 class TrainBatches:
     """An endless row of training batches.
 

@@ -5,7 +5,7 @@ from typing import Any, Dict, Iterator, List, NamedTuple, Optional
 
 import numpy as np
 
-from ipu_lean.data.batches import IGNORED, Batch, TrainBatches, check_windows
+from ipu_lean.data.batches import IGNORED, Batch, TrainBatches, check_windows, fill_rows
 from ipu_lean.data.sampler import ResumableSampler
 from ipu_lean.data.tokens import TokenFile
 from ipu_lean.errors import CheckpointError, ConfigError
@@ -124,8 +124,4 @@ def masked_eval_batches(
         inputs, labels = masking.apply(text, places, [VALIDATION])
         again = np.arange(seq) < (places * seq - starts)[:, None]
         inputs, labels = np.where(again, text, inputs), np.where(again, np.int32(IGNORED), labels)
-        missing = rows - len(places)
-        if missing:
-            inputs = np.concatenate([inputs, np.zeros((missing, seq), np.int32)])
-            labels = np.concatenate([labels, np.full((missing, seq), IGNORED, np.int32)])
-        yield inputs, labels
+        yield fill_rows(inputs, labels, rows)

@@ -131,6 +131,8 @@ def split_tokens(path: Path, tokens: int, shares: Dict[str, float]) -> Dict[str,
     """
     counts = {name: round(share * tokens) for name, share in shares.items()}
     start = tokens - sum(counts.values())
+    if start < 0:  # of very few tokens, shares may be rounded up to more than all
+        raise ConfigError(f"the shares held out of {tokens} tokens leave nothing to train on", key="data.validation")
     sets = {"train": TokenFile(path, 0, start)}
     for name, count in counts.items():
         sets[name] = TokenFile(path, start, start + count)

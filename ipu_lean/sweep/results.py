@@ -6,7 +6,7 @@ import math
 import os
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Dict, Iterable, List, Optional, Sequence, Set
+from typing import Any, Dict, Iterable, List, Optional, Sequence, Set, Type
 
 from ipu_lean.train.files import read_json, write_json
 
@@ -73,6 +73,9 @@ def final_loss(losses: Sequence[float], share: float) -> float:
 class Store:
     """`trials/ID.json` in a sweep's directory. Several processes may add to it at once."""
 
+    kind: Type[TrialResult] = TrialResult
+    """What the files hold."""
+
     def __init__(self, directory: Path) -> None:
         self.directory = Path(directory) / "trials"
 
@@ -85,7 +88,7 @@ class Store:
         """The result of a trial, or None while there is none that can be read."""
         plain = read_json(self.directory / f"{trial_id}.json")
         try:
-            return None if plain is None else TrialResult.from_json(plain)
+            return None if plain is None else self.kind.from_json(plain)
         except (KeyError, TypeError, ValueError):
             return None
 

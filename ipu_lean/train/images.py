@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any, Callable, Dict, Iterator, Optional
 
 from ipu_lean.config import Config
-from ipu_lean.data import PreparedImages, blank_batch, expected_features, prepare_images
-from ipu_lean.data.images import ImageBatches, check_rows, image_eval_batches, image_fingerprint, reopen_images
+from ipu_lean.data import PreparedImages, blank_batch, check_rows, expected_features, prepare_images
+from ipu_lean.data.images import ImageBatches, image_eval_batches, image_fingerprint, reopen_images
 from ipu_lean.errors import ConfigError, RunError
 from ipu_lean.train.engines.protocol import Batch
 from ipu_lean.train.files import read_json, write_json
@@ -76,5 +76,5 @@ def open_image_task(config: Config, progress: Optional[Progress] = None, record:
             value=config.model.features,
             suggestion="remove it: the data says how many there are",
         )
-    check_rows(len(prepared.train), config.batch.global_batch)
+    check_rows(len(prepared.train), "images", config.batch.global_batch)
     return ImageTask(config, prepared)

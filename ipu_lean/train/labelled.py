@@ -6,10 +6,9 @@ from pathlib import Path
 from typing import Any, Callable, Dict, Iterator, Optional
 
 from ipu_lean.config import Config
-from ipu_lean.data import PreparedTexts, Tokenizer, blank_batch, check_vocab, prepare_labelled
+from ipu_lean.data import PreparedTexts, Tokenizer, blank_batch, check_rows, check_vocab, prepare_labelled
 from ipu_lean.data.labelled import (
     LabelledBatches,
-    check_rows,
     expected_classes,
     labelled_eval_batches,
     labelled_fingerprint,
@@ -88,5 +87,5 @@ def open_labelled_task(
         )
     if config.model.vocab is not None:
         check_vocab(config.model.vocab, prepared.vocab)
-    check_rows(len(prepared.train), config.batch.global_batch)
+    check_rows(len(prepared.train), "texts", config.batch.global_batch)
     return LabelledTask(config, prepared)

@@ -100,6 +100,13 @@ def test_what_is_expected_of_a_loaded_tokenizer_is_what_it_has(tmp_path):
     assert caught.value.key == "data.tokenizer.path"
 
 
+def test_shares_that_round_up_to_more_than_the_text(tmp_path):
+    (tmp_path / "four.txt").write_text("abcd")  # and the end: five tokens, of which three times two are held out
+    shares = {"a": 0.3, "b": 0.3, "c": 0.3}
+    with pytest.raises(ConfigError, match="shares held out of 5 tokens leave nothing"):
+        prepare(config(tmp_path / "cache", seq=1, corpus=str(tmp_path / "four.txt"), validation=shares))
+
+
 def test_a_loaded_tokenizer_is_used_as_it_is(tmp_path, text):
     without_package("bpe")
     tokenizer = train_bpe(["abc " * 100 + prose(3000, 9)], 350)

@@ -6,9 +6,9 @@ from typing import Any, Dict, Iterator, Optional
 
 import numpy as np
 
-from ipu_lean.data.batches import IGNORED, Batch
+from ipu_lean.data.batches import Batch, check_rows, fill_rows
 from ipu_lean.data.sampler import ResumableSampler
-from ipu_lean.errors import CheckpointError, ConfigError
+from ipu_lean.errors import CheckpointError
 
 
 @dataclass(frozen=True)
@@ -39,16 +39,6 @@ class ImageSet:
         return images, np.asarray(self.labels[places]).astype(np.int32)
 
 
-def check_rows(images: int, rows: int = 1) -> None:
-    """ConfigError with the numbers if there are fewer training images than a batch has rows."""
-    if images < rows:
-        raise ConfigError(
-            f"there are {images:,} images to train on; one global batch needs {rows:,}",
-            key="batch",
-            suggestion="use more images or a smaller global batch",
-        )
-
-
 class ImageBatches:
     """An endless row of training batches; each image comes once an epoch.
 
@@ -59,7 +49,7 @@ class ImageBatches:
     """
 
     def __init__(self, images: ImageSet, rows: int, *, seed: int, shuffle: bool = True) -> None:
-        check_rows(len(images), rows)
+        check_rows(len(images), "images", rows)
         self.images, self.rows = images, rows
         self.sampler = ResumableSampler(len(images), seed, shuffle)
 
@@ -90,8 +80,4 @@ def image_eval_batches(images: ImageSet, rows: int, limit: Optional[int] = None)
     batches = -(-len(images) // rows)
     for number in range(batches if limit is None else min(limit, batches)):
         found, labels = images.take(np.arange(number * rows, min((number + 1) * rows, len(images))))
-        missing = rows - len(labels)
-        if missing:
-            found = np.concatenate([found, np.zeros((missing, found.shape[1]), np.float32)])
-            labels = np.concatenate([labels, np.full(missing, IGNORED, np.int32)])
-        yield found, labels
+        yield fill_rows(found, labels, rows)

@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any, Dict, Optional, Tuple
 import numpy as np
 
 from ipu_lean.data import folders, store
+from ipu_lean.data.batches import check_rows
 from ipu_lean.data.build import Progress
-from ipu_lean.data.images.batches import ImageSet, check_rows
+from ipu_lean.data.images.batches import ImageSet
 from ipu_lean.data.images.sources import ImageSource, open_images
 from ipu_lean.data.sources import file_sha256
 from ipu_lean.errors import ConfigError, RunError
@@ -74,7 +75,7 @@ def prepare_images(config: Config, progress: Optional[Progress] = None, verify: 
     path, manifest = _build(cache, source, report, verify)
     shares = {name: round(float(value) * manifest["images"]) for name, value in data.validation.items() if name not in others}
     start = manifest["images"] - sum(shares.values())
-    check_rows(start)
+    check_rows(start, "images")
     sets: Dict[str, Dict[str, Any]] = {"train": {"folder": str(path), "start": 0, "stop": start}}
     for name in data.validation:
         if name in shares:

@@ -1,7 +1,7 @@
 """Texts with a class each: where they come from, how they are laid down, and batches of them."""
 from __future__ import annotations
 
-from ipu_lean.data.labelled.batches import ABSENT, LabelledBatches, TextSet, check_rows, labelled_eval_batches
+from ipu_lean.data.labelled.batches import ABSENT, LabelledBatches, TextSet, labelled_eval_batches
 from ipu_lean.data.labelled.prepare import (
     PreparedTexts,
     expected_classes,
@@ -18,7 +18,6 @@ __all__ = [
     "PreparedTexts",
     "TextSet",
     "absolute_labelled",
-    "check_rows",
     "expected_classes",
     "labelled_classes",
     "labelled_eval_batches",

@@ -6,9 +6,9 @@ from typing import Any, Dict, Iterator, Optional
 
 import numpy as np
 
-from ipu_lean.data.batches import IGNORED, Batch
+from ipu_lean.data.batches import Batch, check_rows, fill_rows
 from ipu_lean.data.sampler import ResumableSampler
-from ipu_lean.errors import CheckpointError, ConfigError
+from ipu_lean.errors import CheckpointError
 
 ABSENT = -1
 """The token of a place where no token stands."""
@@ -49,16 +49,6 @@ class TextSet:
         return rows, self.labels[places].astype(np.int32)
 
 
-def check_rows(texts: int, rows: int = 1) -> None:
-    """ConfigError with the numbers if there are fewer training texts than a batch has rows."""
-    if texts < rows:
-        raise ConfigError(
-            f"there are {texts:,} texts to train on; one global batch needs {rows:,}",
-            key="batch",
-            suggestion="use more texts or a smaller global batch",
-        )
-
-
 class LabelledBatches:
     """An endless row of training batches; each text comes once an epoch.
 
@@ -70,7 +60,7 @@ class LabelledBatches:
     """
 
     def __init__(self, texts: TextSet, seq: int, rows: int, *, seed: int, shuffle: bool = True) -> None:
-        check_rows(len(texts), rows)
+        check_rows(len(texts), "texts", rows)
         self.texts, self.seq, self.rows = texts, seq, rows
         self.sampler = ResumableSampler(len(texts), seed, shuffle)
 
@@ -101,8 +91,4 @@ def labelled_eval_batches(texts: TextSet, seq: int, rows: int, limit: Optional[i
     batches = -(-len(texts) // rows)
     for number in range(batches if limit is None else min(limit, batches)):
         found, labels = texts.take(np.arange(number * rows, min((number + 1) * rows, len(texts))), seq)
-        missing = rows - len(labels)
-        if missing:
-            found = np.concatenate([found, np.zeros((missing, seq), np.int32)])
-            labels = np.concatenate([labels, np.full(missing, IGNORED, np.int32)])
-        yield found, labels
+        yield fill_rows(found, labels, rows)

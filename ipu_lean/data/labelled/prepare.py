@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, Any, Dict, List, Optional, Tuple
 import numpy as np
 
 from ipu_lean.data import folders, store
+from ipu_lean.data.batches import check_rows
 from ipu_lean.data.build import GROUP, Plan, Progress, groups
 from ipu_lean.data.corpora import ITSELF
-from ipu_lean.data.labelled.batches import TextSet, check_rows
+from ipu_lean.data.labelled.batches import TextSet
 from ipu_lean.data.labelled.sources import LabelledSource, classes_of, labelled_classes, open_labelled
 from ipu_lean.data.pieces import PIECE
 from ipu_lean.data.prepare import tokenizer_plan, warn_if_smaller
@@ -90,7 +91,7 @@ def prepare_labelled(config: Config, progress: Optional[Progress] = None, verify
     warn_if_smaller(plan, tokenizer)
     counts = {name: round(share * manifest["texts"]) for name, share in shares.items()}
     start = manifest["texts"] - sum(counts.values())
-    check_rows(start)
+    check_rows(start, "texts")
     sets: Dict[str, Dict[str, Any]] = {"train": {"folder": str(path), "start": 0, "stop": start}}
     for name in data.validation:
         if data.validation[name] == ITSELF:

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import math
 from dataclasses import asdict, dataclass, field
-from pathlib import Path
 from typing import Any, Dict, List, Optional
 
 from ipu_lean.sweep.results import DONE, Store, TrialResult
-from ipu_lean.train.files import read_json
 
 
 @dataclass(frozen=True)
@@ -54,13 +52,4 @@ def score(result: VariantResult) -> float:
 class VariantStore(Store):
     """`trials/ID.json` of a study."""
 
-    def __init__(self, directory: Path) -> None:
-        super().__init__(directory)
-
-    def get(self, trial_id: str) -> Optional[VariantResult]:
-        """The result of a trial, or None while there is none that can be read."""
-        plain = read_json(self.directory / f"{trial_id}.json")
-        try:
-            return None if plain is None else VariantResult.from_json(plain)
-        except (KeyError, TypeError, ValueError):
-            return None
+    kind = VariantResult
