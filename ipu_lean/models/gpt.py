@@ -184,7 +184,8 @@ class GPT(nn.Module):
             h: `[batch, seq, width]`, from `hidden`.
             labels: integers `[batch, seq]`, the token that follows each position; -100 is not counted.
         """
-        chunk = automatic_chunk(labels.numel(), self.spec.vocab) if self.loss_chunk is None else self.loss_chunk
+        columns = self.spec.classes or self.spec.vocab
+        chunk = automatic_chunk(labels.numel(), columns) if self.loss_chunk is None else self.loss_chunk
         return chunked_cross_entropy(h, labels, self.readout, chunk, plain=self.plain_loss)
 
     def new_cache(self, batch: int, length: Optional[int] = None) -> KVCache:

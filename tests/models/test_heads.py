@@ -13,7 +13,7 @@ from ipu_lean.config import make_config
 from ipu_lean.errors import ConfigError
 from ipu_lean.models import Classifier, TrainStep, base_shapes_for, build_meta, build_model
 from ipu_lean.models.heads import pool
-from ipu_lean.nn import PopReadout
+from ipu_lean.nn import PopReadout, loss
 from tests.models.by_hand import Hand
 from tests.models.common import TINY, awake
 
@@ -176,6 +176,18 @@ def test_the_published_head_drops_before_the_dense_layer_and_after_it():
     dense = torch.tanh(keep @ head.dense.linear.weight.T + head.dense.linear.bias)
     wanted = torch.nn.functional.dropout(dense, 0.5) @ head.projection.weight.T + head.projection.bias
     assert torch.allclose(dropped, wanted, atol=1e-5) and dropped.std(0).min() > 0
+
+
+def test_a_large_vocabulary_does_not_cut_a_classifiers_batch_in_chunks(monkeypatch):
+    """Its logits are classes: in chunks its dropout would draw other numbers, for nothing."""
+    monkeypatch.setattr(loss, "LOGIT_BYTES", 4 * 2 * TINY["vocab"])  # two rows of the vocabulary's, a dozen of the classes'
+    model, (tokens, labels) = awake(build_model(head_config(dropout=0.5))), texts()
+    found = []
+    for chunk in (None, 0):
+        model.set_loss(chunk)
+        torch.manual_seed(0)
+        found.append(model.loss(model.hidden(tokens), labels)[0].item())
+    assert found[0] == found[1]
 
 
 def test_roles_and_starts():
