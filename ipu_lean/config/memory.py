@@ -35,8 +35,8 @@ class MemoryConfig(Section):
     )
     loss_chunk: Optional[int] = setting(
         None,
-        "Tokens whose logits are alive at once in the loss. Unset: chosen from the vocabulary. 0: all of them, never chunked. (Of a "
-        "classifier: texts and classes; its head's dropout drops others in chunks.)",
+        "Tokens whose logits are alive at once in the loss. Unset: chosen from the vocabulary. 0: all of them, never chunked. "
+        "(Of a classifier: texts and classes; its head's dropout drops others in chunks.)",
         ge=0,
     )
     ipu_backward: Literal["recompute", "surrogate"] = setting(
