@@ -141,7 +141,9 @@ def copy_bytes(config: Config, vocab: int) -> int:
     head = model.width * expected_classes(config) if model.head == "classifier" else derived.hidden_width(model) * vocab
     head += derived.hidden_width(model) * model.width if model.head == "classifier" else 0
     readout = sizes.element * head if mixed else 0
-    return max(most, kept + readout)
+    # The grid of axial positions is made of their tables, and gone when it has been added.
+    grid = sizes.weight * model.seq * model.width if model.positions == "axial" else 0
+    return max(most, kept + readout, grid)
 
 
 class _Copies(NamedTuple):
@@ -164,7 +166,7 @@ def _copies(config: Config, sizes: Sizes, kind: str) -> _Copies:
     passing = (4 * inputs * square if mixed and one else 0, 4 * matrix if mixed and multiplied else 0)
     joining = element * inputs * square + passing[0] if one else 0  # before the output's matrix is there
     heads = config.memory.attention_heads_at_once
-    pieces = kind == "full" and 0 < heads < sizes.micro * sizes.heads
+    pieces = sizes.in_pieces(config, kind)
     kept = (0 if pieces else attended) + (0 if config.memory.ffn_chunk else fed)
     # The feed-forward's copies come after the attention's, and go before them.
     attending = attended * min(heads, sizes.heads) // sizes.heads if pieces else max(joining - attended, 0)

@@ -51,6 +51,22 @@ class Sizes:
         # The gradient of a weight while it is made; autocast makes it in 16 bits first.
         self.made = self.weight + (self.element if self.mixed else 0)
 
+    @property
+    def stream_bytes(self) -> int:
+        """A stream."""
+        return self.stream * self.width * self.tokens
+
+    def of_heads(self, at_once: int) -> Sizes:
+        """Those of a piece of full attention."""
+        size = self.inside // self.heads
+        self.micro, self.heads = max(1, at_once // self.heads), min(self.heads, at_once)
+        self.tokens, self.inside = self.micro * self.seq, self.heads * size
+        return self
+
+    def in_pieces(self, config: Config, kind: str) -> bool:
+        """Whether a layer's attention is run again some heads at a time."""
+        return kind == "full" and 0 < config.memory.attention_heads_at_once < self.micro * self.heads
+
     def norm(self, config: Config) -> int:
         """A norm's input and output, as they are kept."""
         inputs = 8 if config.model.norm == "rmsnorm" else self.stream
@@ -59,7 +75,11 @@ class Sizes:
 
     def streams(self, config: Config) -> int:
         """Gradients of the streams."""
-        return (2 if config.model.stack.kind == "reversible" else 1) * self.stream * self.width * self.tokens
+        return (2 if config.model.stack.kind == "reversible" else 1) * self.stream_bytes
+
+    def pieces(self, config: Config) -> int:
+        """The same of a branch in pieces, with what they have put together: an output and a gradient."""
+        return self.streams(config) + 2 * self.stream_bytes
 
     def matrix(self, config: Config, kind: str) -> int:
         """The gradient of the attention's largest matrix, which comes when all that was kept is gone."""
@@ -95,12 +115,13 @@ def masked(config: Config) -> bool:
 def attention(config: Config, kind: str) -> Branch:
     """The attention branch of a layer of this kind (`full`, `local` or `lsh`)."""
     sizes = Sizes(config)
+    if sizes.in_pieces(config, kind):
+        piece = Sizes(config).of_heads(config.memory.attention_heads_at_once)
+        found = _full(config, piece)
+        return Branch(sizes.stream_bytes, sizes.pieces(config) + piece.norm(config) + found.kept + found.work)
     found = {"full": _full, "local": _local, "lsh": _lsh}[kind](config, sizes)
-    around, work = sizes.norm(config) + sizes.mask(config), sizes.streams(config) + found.work
-    at_once, every = config.memory.attention_heads_at_once, sizes.micro * sizes.heads
-    if kind == "full" and 0 < at_once < every:  # the inside is made again, some heads at a time
-        return Branch(around, sizes.streams(config) + (found.kept + found.work) * at_once // every)
-    return Branch(around + found.kept, work, found.order)
+    around = sizes.norm(config) + sizes.mask(config)
+    return Branch(around + found.kept, sizes.streams(config) + found.work, found.order)
 
 
 def feed_forward(config: Config) -> Branch:
@@ -108,15 +129,15 @@ def feed_forward(config: Config) -> Branch:
     sizes, up = Sizes(config), 2 if config.model.activation in GATED else 1
     chunk = min(config.memory.ffn_chunk or sizes.tokens, sizes.tokens)
     between = 2 * up * sizes.element * sizes.ffn * chunk
-    around = sizes.norm(config) + sizes.mask(config)
     # Gradients of what lies around the activation; one of them and that of the last matrix; or that one as autocast and the depth
     # rule's number hand it on, when what the matrix read is gone.
     inner, matrix = sizes.ffn * sizes.element * chunk, sizes.width * sizes.ffn
     made = 8 if sizes.mixed and scaled(config) else sizes.made
-    work = sizes.streams(config) + max(up * inner, inner + sizes.element * matrix, made * matrix)
-    if config.memory.ffn_chunk:
-        return Branch(around, work + between)
-    return Branch(around + between, work)
+    work = max(up * inner, inner + sizes.element * matrix, made * matrix)
+    if chunk < sizes.tokens:
+        around = sizes.norm(config) * chunk // sizes.tokens
+        return Branch(sizes.stream_bytes, sizes.pieces(config) + around + between + work)
+    return Branch(sizes.norm(config) + sizes.mask(config) + between, sizes.streams(config) + work)
 
 
 def _full(config: Config, sizes: Sizes) -> Branch:
