@@ -22,6 +22,7 @@ from .trace import Trace
 
 _RECOMPUTING = (3, 4)  # popart::RecomputationType: Pipeline, RecomputeAll
 _RESIDENT = ("parameter", "buffer", "constant")
+_BY_SHAPE = ("aten::mean",)  # derivatives that read a shape, for which torch 2.0 keeps the tensor
 
 
 class Kept(NamedTuple):
@@ -176,7 +177,8 @@ class _Run:
     # -- the run ---------------------------------------------------------------------------------------------------------
     def _pack(self, tensor: torch.Tensor) -> _Saved:
         holder = _Saved(tensor.detach(), self._current)  # a result would own the node that owns it
-        self._holders.append(weakref.ref(holder))
+        if self._current is None or self._current.meta.get("op") not in _BY_SHAPE:
+            self._holders.append(weakref.ref(holder))
         return holder
 
     def _step(self, place: int, node: fx.Node) -> None:

@@ -45,6 +45,12 @@ def test_what_the_derivatives_read() -> None:
     assert sorted(name for name, _, _ in found.tensors) == ["aten::tanh", "input"]
 
 
+def test_a_mean_needs_no_more_than_a_shape() -> None:
+    """Whatever a torch keeps for it: the layer's input, its result for the square, the means."""
+    found = kept(lambda model, x: squares((model.layer(x) * model.layer(x)).mean(-1, keepdim=True)))
+    assert "aten::mul" not in [name for name, _, _ in found.tensors]
+
+
 def test_half_precision_takes_half() -> None:
     assert kept(lambda model, x: squares(torch.tanh(model.layer(x))), half=True).activations == ONE
 
