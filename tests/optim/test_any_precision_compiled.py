@@ -82,6 +82,21 @@ def test_c_for_any_processor(tuned, monkeypatch, tmp_path):
 
 
 @needs_cc
+def test_a_compiler_of_several_words(monkeypatch, tmp_path):
+    """Such as `ccache gcc`."""
+    wrapper = tmp_path / "wrapper"
+    wrapper.write_text('#!/bin/sh\nexec "$@"\n', encoding="utf-8")
+    wrapper.chmod(wrapper.stat().st_mode | stat.S_IXUSR)
+    monkeypatch.setenv("CC", " ".join([str(wrapper), *native.compiler()]))
+    monkeypatch.setenv("IPU_LEAN_CACHE", str(tmp_path / "cache"))
+    native.library.cache_clear()
+    try:
+        assert native.library()[0] is not None, native.library()[1]
+    finally:
+        native.library.cache_clear()
+
+
+@needs_cc
 @pytest.mark.parametrize("summation", ["kahan", "split", "stochastic"])
 def test_threads_change_no_bit(summation):
     results = []
@@ -134,17 +149,18 @@ def test_without_a_compiler(monkeypatch):
     assert not torch.equal(params[0], parameters(BF16)[0])
 
 
-def test_a_compiler_that_fails(monkeypatch, tmp_path):
+def test_a_compiler_that_fails(monkeypatch, tmp_path, caplog):
     """It is named with what it said, leaves nothing behind, and the update goes on in eager code."""
     broken = tmp_path / "cc"
-    broken.write_text("#!/bin/sh\necho no such header >&2\nexit 1\n", encoding="utf-8")
+    broken.write_text("#!/bin/sh\nprintf 'no such header \\351\\n' >&2\nexit 1\n", encoding="utf-8")  # in Latin 1
     broken.chmod(broken.stat().st_mode | stat.S_IXUSR)
     monkeypatch.setenv("CC", str(broken))
     monkeypatch.setenv("IPU_LEAN_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(_compat, "why_not_compiled", lambda device_type: "there is no C++ compiler")
     native.library.cache_clear()
     try:
-        assert native.library() == (None, f"{broken}: no such header")
+        assert native.library() == (None, f"{broken}: no such header \N{REPLACEMENT CHARACTER}")
+        assert "goes on without its C code" in caplog.text and "no such header" in caplog.text
         assert os.listdir(tmp_path / "cache") == []
         params = parameters(BF16)
         with warnings.catch_warnings():

@@ -32,11 +32,13 @@ PART = 1 << 14  # elements a thread should have at least
 TIMEOUT = 120  # seconds for the compiler
 
 
-def compiler() -> Optional[str]:
-    """The C compiler: $CC, or the first that is installed."""
-    for name in (os.environ.get("CC", "").split(" ")[0], "cc", "gcc", "clang"):
-        if name and shutil.which(name):
-            return shutil.which(name)
+def compiler() -> Optional[Tuple[str, ...]]:
+    """The C compiler's command: $CC (`gcc`, or several words such as `ccache gcc`), or the first that is installed."""
+    for command in (os.environ.get("CC", ""), "cc", "gcc", "clang"):
+        name, *more = command.split() or [""]
+        found = shutil.which(name) if name else None
+        if found is not None:
+            return (found, *more)
     return None
 
 
@@ -54,20 +56,20 @@ def _processor() -> str:
     return platform.machine() + next((line for line in lines if line.lower().startswith(("flags", "features"))), "")
 
 
-def _build(cc: str, target: Path) -> None:
+def _build(cc: Sequence[str], target: Path) -> None:
     """Compile into `target`, whole or not at all. Raises OSError, or RuntimeError with what the compiler said."""
     target.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     said = ""
     with tempfile.TemporaryDirectory(dir=str(target.parent)) as folder:
         for tuned in TUNED:
             made = os.path.join(folder, "made.so")
-            command = [cc, *FLAGS, *tuned, str(SOURCE), "-o", made, "-lm"]
-            done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT, check=False)
+            command = [*cc, *FLAGS, *tuned, str(SOURCE), "-o", made, "-lm"]
+            done = subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=TIMEOUT, check=False)
             if done.returncode == 0:
                 os.replace(made, target)
                 return
             said = done.stderr.strip().splitlines()[0] if done.stderr.strip() else f"exit status {done.returncode}"
-    raise RuntimeError(f"{cc}: {said}")
+    raise RuntimeError(f"{' '.join(cc)}: {said}")
 
 
 @functools.lru_cache(maxsize=None)
