@@ -13,7 +13,7 @@ from ipu_lean.cli import main
 from ipu_lean.config import make_config
 from ipu_lean.errors import ConfigError, RunError
 from ipu_lean.models import build_meta
-from ipu_lean.train.memory import commands
+from ipu_lean.train.memory import commands, worker
 from ipu_lean.train.memory.footprint import predicted, sizes_of
 from ipu_lean.train.memory.modes import MODES, chosen, on_device, with_mode
 from ipu_lean.train.memory.report import format_table
@@ -109,6 +109,27 @@ def test_a_model_that_is_too_small_to_be_measured_is_told_so() -> None:
     assert "up to 0.25 MB of what was measured are Python's objects" in table(100_000)
     assert "says something from about 500,000 parameters on" in table(499_000)
     assert "says something from" not in table(500_000)
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="only Linux says what a process holds")
+def test_a_system_that_cannot_forget_a_peak_has_none(monkeypatch: Any) -> None:
+    """Some containers lack /proc/self/clear_refs."""
+    meter = worker.Meter(torch.device("cpu"))
+    meter.mark()
+    assert meter.source == "process" and meter.peak() > 0
+
+    def missing(*_: Any, **__: Any) -> Any:
+        raise FileNotFoundError
+
+    monkeypatch.setattr(Path, "write_text", missing)
+    config = with_mode(on_device(config_of(model={"width": 64, "depth": 1, "seq": 16})), chosen(["bf16-pure/kahan"])[0])
+    found = worker.measure(config, VOCAB)
+    assert found["peak"] is None and found["held"] > found["weights"] > 0
+    row = {"mode": "a", "status": "ok", "predicted": predicted(config, [10], VOCAB).as_dict(10), "difference": 0.0}
+    row["measured"] = {**found, "bytes_per_parameter": 10.0}
+    ipu = {"status": "refused", "reason": "none"}
+    rest = {"parameters": 10**9, "largest": 1, "rows": 1, "seq": 1, "device": "cpu", "ipu": ipu}
+    assert format_table({**rest, "modes": [row]}).splitlines()[-3].endswith(" -")
 
 
 @pytest.mark.pod

@@ -5,6 +5,7 @@ Reads a configuration from standard input and writes one JSON object as the last
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import gc
 import json
@@ -37,7 +38,7 @@ class Meter:
     def __init__(self, device: torch.device) -> None:
         self.device = device
         self.source = "allocator" if device.type == "cuda" else "process" if _status("RssAnon") is not None else "tensors"
-        self._base = 0
+        self._files: Optional[int] = None
 
     def held(self) -> Optional[int]:
         """What is held now; None if this system does not say."""
@@ -55,14 +56,15 @@ class Meter:
         if self.source == "allocator":
             torch.cuda.reset_peak_memory_stats(self.device)
         elif self.source == "process":
-            Path("/proc/self/clear_refs").write_text("5")
-            self._files = (_status("VmRSS") or 0) - (_status("RssAnon") or 0)
+            with contextlib.suppress(OSError):  # some containers have no such file: then there is no peak
+                Path("/proc/self/clear_refs").write_text("5")
+                self._files = (_status("VmRSS") or 0) - (_status("RssAnon") or 0)
 
     def peak(self) -> Optional[int]:
-        """The most that was held since `mark`."""
+        """The most that was held since `mark`; None if this system does not say."""
         if self.source == "allocator":
             return torch.cuda.max_memory_allocated(self.device)
-        return (_status("VmHWM") or 0) - self._files if self.source == "process" else None
+        return None if self._files is None else (_status("VmHWM") or 0) - self._files
 
 
 def _status(name: str) -> Optional[int]:
@@ -118,13 +120,13 @@ def measure(config: Config, vocab: int) -> Dict[str, Any]:
     peak = meter.peak()
     kinds = _by_kind(engine)
     found: Dict[str, Any] = {**kinds, "gradients": gradients, "source": meter.source, "parameters": _count(engine), "other": 0}
-    if base is None or weights is None or held is None or peak is None:
+    if base is None or weights is None or held is None:
         found["held"] = sum(kinds.values()) + gradients
     else:
         found["held"] = held - base + (gradients if engine.fused is not None else 0)
         found["other"] = found["held"] - sum(kinds.values()) - gradients
         found["held_weights"] = weights - base
-        found["peak"] = peak - base
+        found["peak"] = None if peak is None else peak - base
     found.update(_activations(engine, batch))
     return found
 
