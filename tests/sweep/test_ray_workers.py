@@ -70,38 +70,45 @@ def test_a_killed_worker_costs_nothing_but_its_trial(cluster, tmp_path):
         assert result.losses == pytest.approx(run_trial(trial).losses, rel=1e-6)
 
 
-@new_enough
-def test_a_trial_that_kills_its_worker_twice_fails_alone(cluster, tmp_path):
-    first, fatal, last = trials = grid_of(tmp_path, lrs=[1e-3, 4e-3, 1e-2], seeds=[0])
-    results = []
-    run_ray([Job(trials)], cluster, 2, results.append, train=Noting(tmp_path, fatal=fatal.id))
-    assert results[0].id == first.id
-    assert {result.id: result.status for result in results} == {first.id: "done", fatal.id: "failed", last.id: "done"}
-    (error,) = [result.error for result in results if result.id == fatal.id]
-    assert "lost" in error
-    assert Counter(trial for _, trial in begun(tmp_path)) == {first.id: 1, fatal.id: 2, last.id: 1}
+@pytest.fixture(scope="class")
+def connected(cluster):
+    """The cluster, with this process connected to it: its workers stay, and have loaded what they need, from test to test."""
+    import ray
+
+    ray.init(address=cluster, log_to_driver=False, logging_level="ERROR")
+    yield cluster
+    ray.shutdown()
 
 
 @new_enough
-def test_what_holds_for_every_trial_is_raised_here(cluster, tmp_path):
-    trials = grid_of(tmp_path, lrs=[1e-3], seeds=[0])
-    with pytest.raises(ConfigError, match="no such corpus") as caught:
-        run_ray([Job(trials)], cluster, 2, print, train=Refusing())
-    assert caught.value.key == "data.corpus"
+class TestInOneConnection:
+    def test_a_trial_that_kills_its_worker_twice_fails_alone(self, connected, tmp_path):
+        first, fatal, last = trials = grid_of(tmp_path, lrs=[1e-3, 4e-3, 1e-2], seeds=[0])
+        results = []
+        run_ray([Job(trials)], connected, 2, results.append, train=Noting(tmp_path, fatal=fatal.id))
+        assert results[0].id == first.id
+        assert {result.id: result.status for result in results} == {first.id: "done", fatal.id: "failed", last.id: "done"}
+        (error,) = [result.error for result in results if result.id == fatal.id]
+        assert "lost" in error
+        assert Counter(trial for _, trial in begun(tmp_path)) == {first.id: 1, fatal.id: 2, last.id: 1}
 
+    def test_what_holds_for_every_trial_is_raised_here(self, connected, tmp_path):
+        trials = grid_of(tmp_path, lrs=[1e-3], seeds=[0])
+        with pytest.raises(ConfigError, match="no such corpus") as caught:
+            run_ray([Job(trials)], connected, 2, print, train=Refusing())
+        assert caught.value.key == "data.corpus"
 
-@new_enough
-def test_stop_gives_up_what_is_under_way(cluster, tmp_path):
-    trials = grid_of(tmp_path, lrs=[1e-3, 1e-2], seeds=[0, 1])
-    results = []
-    asked = []
+    def test_stop_gives_up_what_is_under_way(self, connected, tmp_path):
+        trials = grid_of(tmp_path, lrs=[1e-3, 1e-2], seeds=[0, 1])
+        results = []
+        asked = []
 
-    def stop():
-        asked.append(len(begun(tmp_path)))
-        return asked[-1] > 0
+        def stop():
+            asked.append(len(begun(tmp_path)))
+            return asked[-1] > 0
 
-    run_ray([Job([trial]) for trial in trials], cluster, 1, results.append, stop, Sleeping(tmp_path))
-    assert results == [] and len(begun(tmp_path)) == 1
+        run_ray([Job([trial]) for trial in trials], connected, 1, results.append, stop, Sleeping(tmp_path))
+        assert results == [] and len(begun(tmp_path)) == 1
 
 
 @new_enough
