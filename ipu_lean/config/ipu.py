@@ -18,9 +18,9 @@ class IpuConfig(Section):
         "How many layers stand on each IPU of a replica, such as [0, 3, 3, 3]; their sum is model.depth. A -1 shares what the "
         "others leave, the later ones taking what is over: [0, -1, -1]. Unset: all on one.",
     )
-    embedding_ipu: int = setting(0, "IPU of the embedding.", ge=0)
+    embedding_ipu: int = setting(0, "IPU of the embedding.", ge=0, le=255)
     head_ipu: Optional[int] = setting(
-        None, "IPU of the readout and the loss. Unset: the embedding's if they are tied, else the last one.", ge=0
+        None, "IPU of the readout and the loss. Unset: the embedding's if they are tied, else the last one.", ge=0, le=255
     )
     execution: Literal["pipelined", "sharded"] = setting(
         "pipelined", "`pipelined` keeps all IPUs busy with micro-batches in flight; `sharded` runs one IPU after another."
@@ -76,8 +76,8 @@ class IpuConfig(Section):
     @classmethod
     def _shares(cls, value: Union[None, float, List[float]]) -> Union[None, float, List[float]]:
         shares = value if isinstance(value, list) else [] if value is None else [value]
-        if not all(0 < share <= 1 for share in shares):
-            raise ValueError("a share of the memory is greater than 0 and at most 1")
+        if value == [] or not all(0 < share <= 1 for share in shares):
+            raise ValueError("this is a share of the memory, greater than 0 and at most 1, or a list of one for each IPU")
         return value
 
     @field_validator("loss_scaling")

@@ -26,6 +26,7 @@ class MupConfig(Section):
         "Width at which the hyperparameters are meant as written (tuned). muP needs it or `base`; one base for all runs that "
         "are to share their hyperparameters. Not read under `standard`.",
         ge=1,
+        le=1 << 20,
     )
     base: Optional[ModelConfig] = Field(None, description=BASE)
     base_depth: int = setting(2, "Depth at which CompleteP's branch multiplier is 1.", ge=1)

@@ -46,6 +46,8 @@ MISTAKES = [
     ("model: 3\n", "text:2: `model`: this is a section, so it holds keys of its own."),
     ("name: a/b\n", "text:2: `name: 'a/b'`: this must match ^[A-Za-z0-9._-]+$."),
     ("ipu: {layers_per_ipu: [1, x]}\n", "text:2: `ipu.layers_per_ipu: 'x'`: this must be a whole number."),
+    ("ipu: {embedding_ipu: 1000000000000}\n", "this must be at most 255."),
+    ("ipu: {matmul_proportion: []}\n", "text:2: `ipu.matmul_proportion: []`: this is a share of the memory, greater than 0"),
     ("data: {validation: {a: [1]}}\n", "text:2: `data.validation.a: [1]`: this must be a number."),
     ("data: {validation: 0.1}\n", "text:2: `data.validation: 0.1`: this must be a mapping of names to values."),
     ("data: {corpus: ''}\n", "text:2: `data.corpus: ''`: this may not be empty."),
