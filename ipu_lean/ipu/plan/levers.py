@@ -116,7 +116,9 @@ def _more_text(workload: Workload) -> str:
     needed = minimum_accumulation(forward_stages(workload))
     more = f", batch.accumulation: {needed} or more" if workload.accumulation < needed else ""
     alone = ", ipu.replicated_tensor_sharding: false" if workload.state_sharded and workload.replicas == 1 else ""
-    return f"{_layers_text(workload)}, batch.replicas: {workload.replicas}{alone}{more}"
+    shares = [round(workload.proportion(ipu), 4) for ipu in range(workload.ipus)]  # one for each IPU, if they were a list
+    listed = f", ipu.matmul_proportion: {shares}" if len(workload.proportions) > 1 else ""
+    return f"{_layers_text(workload)}, batch.replicas: {workload.replicas}{listed}{alone}{more}"
 
 
 LEVERS: Tuple[Lever, ...] = (

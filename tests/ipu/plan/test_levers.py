@@ -87,6 +87,14 @@ def test_more_ipus_says_what_the_longer_pipeline_needs() -> None:
     assert step.keys == f"ipu.layers_per_ipu: {layers}, batch.replicas: 1, batch.accumulation: 33 or more"
 
 
+def test_more_ipus_have_shares_of_their_own() -> None:
+    """A list has one for each IPU; another length would not load."""
+    (lever,) = [lever for lever in LEVERS if lever.name == "more IPUs"]
+    changed = lever.pull(replace(LARGE, proportions=(0.3, *[0.2] * 7)))
+    assert f"ipu.matmul_proportion: {[0.3, *[0.2] * 15]}" in lever.keys(changed)
+    assert "matmul" not in lever.keys(lever.pull(LARGE))
+
+
 def test_a_verdict_is_that_of_the_worst_ipu() -> None:
     plan = make_plan(LARGE)
     assert [row.verdict for row in plan.ipus][0] == "fits" and plan.verdict == "no"
