@@ -31,6 +31,8 @@ FULL: Dict[str, Any] = {
     "loss in chunks": {"memory": {"loss_chunk": 32}},
     "rmsnorm, sandwich, dropout": {"norm": "rmsnorm", "sandwich": True, "dropout": 0.1, "stack": RESIDUAL},
     "mostly vocabulary": {"width": 256, "depth": 2, "seq": 16, "micro": 1},
+    "shared layers": {"depth": 6, "num_hidden_groups": 2},
+    "shared layers, stored": {"depth": 6, "num_hidden_groups": 2, "memory": STORE, "mup": STANDARD},
     "wide and short": {"width": 512, "heads": 8, "seq": 16, "micro": 1},
 }
 """GPTs of 2,048 tokens' vocabulary; keys of `model:`, and other sections."""

@@ -50,9 +50,19 @@ def _gpt(config: Config, vocab: int) -> int:
     matrix, tied = sizes.weight * vocab * model.width, derived.tied(model)
     ends = 2 * sizes.tokens * hidden * sizes.stream
     kept, most = backward(config, sizes)
-    during = max(kept + ends + begin, most + (matrix if tied else 0), kept + ends + later)
+    waiting = (matrix if tied else 0) + _shared(config, sizes)
+    during = max(kept + ends + begin, most + waiting, kept + ends + later)
     end = (3 if tied else 1) * matrix
     return end if end > during + copy_bytes(config, vocab) else during  # of copies of weights nothing is left at the end
+
+
+def _shared(config: Config, sizes: Sizes) -> int:
+    """Gradients of layers that come again, which wait for their other visits; what is stored of a layer goes meanwhile."""
+    own, up = layer_kinds.distinct_kinds(config.model), 2 if config.model.activation in GATED else 1
+    if len(own) == config.model.depth or all(part.engine == "store" for part in parts_of(config)):
+        return 0
+    square, matrix = sizes.width * sizes.inside, sizes.width * sizes.ffn
+    return sizes.weight * sum((3 if kind == "lsh" else 4) * square + (up + 1) * matrix for kind in own)
 
 
 def backward(config: Config, sizes: Sizes) -> Tuple[int, int]:
@@ -126,8 +136,11 @@ def copy_bytes(config: Config, vocab: int) -> int:
     mixed, model, sizes = config.precision.endswith("mixed"), config.model, Sizes(config)
     if model.kind == "mlp":
         return 2 * (((model.features or 0) + (model.depth - 1) * model.width + vocab) * model.width) if mixed else 0
-    made = {kind: _copies(config, sizes, kind) for kind in set(layer_kinds.kinds(model))}
-    kept = most = 0
+    own = layer_kinds.distinct_kinds(model)
+    shared = mixed and len(own) < model.depth
+    made = {kind: _copies(config, sizes, kind, shared) for kind in set(own)}
+    # Casts of weights that come again are kept by autocast through the forward pass.
+    kept = most = sum(made[kind].cached for kind in own)
     for kinds, engine, every in parts_of(config):  # those of later parts are not there yet, or not any more
         found = [made[kind] for kind in kinds]
         if engine == "store":
@@ -148,20 +161,26 @@ def copy_bytes(config: Config, vocab: int) -> int:
 
 class _Copies(NamedTuple):
     """Of a layer: what its branches keep (one whose pieces are run again: nothing), what there is beside it at the most, and the
-    most of a single branch."""
+    most of a single branch; `cached` is apart from these."""
 
     kept: int
     beside: int
     at_once: int
+    cached: int
 
 
-def _copies(config: Config, sizes: Sizes, kind: str) -> _Copies:
+def _copies(config: Config, sizes: Sizes, kind: str, shared: bool) -> _Copies:
     mixed, model, element = sizes.mixed, config.model, sizes.element
     square, matrix, one = sizes.width * sizes.inside, sizes.width * sizes.ffn, joined(config, kind)
     multiplied = scaled(config)
     inputs, up = 2 if kind == "lsh" else 3, 2 if model.activation in GATED else 1
-    attended = element * ((inputs * square if mixed or one else 0) + (square if mixed or multiplied else 0))
-    fed = element * ((up * matrix if mixed else 0) + (matrix if mixed or multiplied else 0))
+    # (attention, feed-forward): made of weights themselves, and of what was joined or multiplied first.
+    cast = [(0 if one else inputs * square) + (0 if multiplied else square), up * matrix - (matrix if multiplied else 0) + matrix]
+    cast = [element * count if mixed else 0 for count in cast]
+    attended, fed = element * ((inputs * square if one else 0) + (square if multiplied else 0)), element * matrix * multiplied
+    cached = sum(cast) if shared else 0
+    if not shared:
+        attended, fed = attended + cast[0], fed + cast[1]
     # Joined and scaled in fp32 before they are cast: one such matrix is alive for a moment.
     passing = (4 * inputs * square if mixed and one else 0, 4 * matrix if mixed and multiplied else 0)
     joining = element * inputs * square + passing[0] if one else 0  # before the output's matrix is there
@@ -172,7 +191,7 @@ def _copies(config: Config, sizes: Sizes, kind: str) -> _Copies:
     attending = attended * min(heads, sizes.heads) // sizes.heads if pieces else max(joining - attended, 0)
     feeding = fed + passing[1] if config.memory.ffn_chunk else passing[1]
     beside = max(attending - (0 if config.memory.ffn_chunk else fed), feeding)
-    return _Copies(kept, beside, max(joining, attended, fed + passing[1]))
+    return _Copies(kept, beside, max(joining, attended, fed + passing[1]), cached)
 
 
 def _mlp(config: Config, vocab: int) -> int:
