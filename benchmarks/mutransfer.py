@@ -5,9 +5,8 @@
     python benchmarks/mutransfer.py --quick               # a few trials, a minute, no claim
 
 It is `ipu-lean sweep configs/mutransfer.yaml`: the package's default GPT (reversible, rotary, AdamW, clipped, cosine) with two
-layers, and a readout of its own, which starts at zero as muP recommends. Two layers are CompleteP's base depth, so its
-multiplier is 1 here, and only widths differ. Prints the table, where the plot is, and one JSON line; exits with 1 if a claim
-fails.
+layers, and a readout of its own. Two layers are CompleteP's base depth, so its multiplier is 1 here, and only widths differ.
+Prints the table, where the plot is, and one JSON line; exits with 1 if a claim fails.
 """
 from __future__ import annotations
 
