@@ -63,8 +63,9 @@ def run_parity(
     start = make_start(config, updates, as_initialised)
     run = RunDirectory.create(out, f"{config.name}-parity", dump_config(config))
     try:
-        one = record(sides[0], start, say=say)
-        other = record(sides[1], start, edit, say)
+        with run.in_one_go():
+            one = record(sides[0], start, say=say)
+            other = record(sides[1], start, edit, say)
     except IpuLeanError as error:
         failed = {"status": "failed", "exit_code": error.exit_code, "error": str(error)}
         run.write_summary(make_summary("parity", device=candidate, config_hash=config_hash(config), **failed))

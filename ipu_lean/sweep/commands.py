@@ -163,9 +163,10 @@ def _sweep(
         done = run.store.done_ids(retry)
         todo = [] if plan_only else [trial for trial in mine if trial.id not in done]
         say(_announcement(run, config, mine, sum(trial.id in done for trial in mine), plan_only))
-        run.task(trials[0].config, _stages(say))
+        stopped = f"stopped; finished trials are kept. Go on with: ipu-lean sweep {run.path}"
+        with StopSignal(stopped):
+            run.task(trials[0].config, _stages(say))
         if todo:
-            stopped = f"stopped; finished trials are kept. Go on with: ipu-lean sweep {run.path}"
             with StopSignal(stopped), SweepProgress(len(todo), config.logging.progress, say) as progress:
 
                 def on_result(result: TrialResult) -> None:

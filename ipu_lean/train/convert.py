@@ -83,15 +83,16 @@ def _read(place: Path, overrides: Sequence[str], out: Optional[str], say: Callab
     config = with_absolute_paths(_load(sections, overrides, place))
     config, model = _model(read, place, config, tokenizer)
     run = RunDirectory.create(out, name, dump_config(config))
-    # The run directory needs nothing else: its tokenizer lies in it.
-    tokenizer.save(run.path / "tokenizer")
-    config = _with_tokenizer(config, str(run.path / "tokenizer"))
-    write_atomic(run.config, dump_config(config))
-    beginning = _beginning(config, model.spec.vocab, place)
-    snapshot = Snapshot(model.state_dict(), {}, beginning, roles_to_json(model.roles), tokenizer.save)
-    store = CheckpointStore(run.checkpoints, say)
-    checkpoint = store.write(0, snapshot)
-    store.mark_best(0)
+    with run.in_one_go("tokenizer", "checkpoints"):
+        # The run directory needs nothing else: its tokenizer lies in it.
+        tokenizer.save(run.path / "tokenizer")
+        config = _with_tokenizer(config, str(run.path / "tokenizer"))
+        write_atomic(run.config, dump_config(config))
+        beginning = _beginning(config, model.spec.vocab, place)
+        snapshot = Snapshot(model.state_dict(), {}, beginning, roles_to_json(model.roles), tokenizer.save)
+        store = CheckpointStore(run.checkpoints, say)
+        checkpoint = store.write(0, snapshot)
+        store.mark_best(0)
     if config.model.head == "classifier" and tokenizer.end is not None:
         read.remarks.append("a text is read behind an end-of-text token here, which transformers' tokenizer does not put there")
     for remark in read.remarks:

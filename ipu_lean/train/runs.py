@@ -5,17 +5,18 @@ config.yaml  data.json  metrics.jsonl  metrics.csv  checkpoints/  summary.json  
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shlex
 import time
 from pathlib import Path
-from typing import Any, Dict, Optional
+from typing import Any, Dict, Iterator, Optional
 
 from ipu_lean.config import load_config
 from ipu_lean.config.layers import transformers_hint
-from ipu_lean.errors import ConfigError, EnvironmentProblem, RunError
-from ipu_lean.train.files import disk_guard, finite, read_json, write_atomic, write_json
+from ipu_lean.errors import ConfigError, EnvironmentProblem, Interrupted, RunError
+from ipu_lean.train.files import disk_guard, finite, read_json, remove_tree, write_atomic, write_json
 
 SUMMARY_SCHEMA = 1
 TRAINING = ("train", "resume", "convert")
@@ -36,6 +37,7 @@ class RunDirectory:
         self.sample = self.path / "sample.txt"
         self.data = self.path / "data.json"
         self._lock: Optional[Any] = None
+        self._was_there = False
 
     @staticmethod
     def check_free(out: Optional[str]) -> None:
@@ -59,6 +61,7 @@ class RunDirectory:
         """A new directory that holds config.yaml. ConfigError if `out` exists and is not empty."""
         cls.check_free(out)
         path = (Path(out) if out else _free_name(name)).absolute()
+        was_there = path.is_dir()
         # Filled beside its final place and renamed: a kill leaves no half-made run directory under the name that was asked for.
         temporary = path.with_name(f".{path.name}.tmp-{os.getpid()}")
         try:
@@ -68,7 +71,30 @@ class RunDirectory:
                 os.replace(temporary, path)
         except OSError as error:
             raise ConfigError(f"the output directory {path} cannot be made: {error.strerror}", key="--out") from error
-        return cls(path)
+        run = cls(path)
+        run._was_there = was_there
+        return run
+
+    @contextlib.contextmanager
+    def in_one_go(self, *own: str) -> Iterator[None]:
+        """For a command that cannot go on with what it began in a directory it has just created: stopped by Ctrl-C inside the
+        block, the directory is taken away, so that the same command can be given again.
+
+        Args:
+            own: names of what the command writes inside the block, beside config.yaml; with anything else in it the directory
+                stays, and Interrupted says so.
+        """
+        try:
+            yield
+        except KeyboardInterrupt:
+            foreign = set(os.listdir(self.path)) - {"config.yaml", *own}
+            if foreign:
+                text = f"interrupted; {self.path} holds {', '.join(sorted(foreign))} and stays: give another --out."
+                raise Interrupted(text) from None
+            remove_tree(self.path)
+            if self._was_there:
+                self.path.mkdir()
+            raise
 
     @classmethod
     def open(cls, path: str) -> RunDirectory:

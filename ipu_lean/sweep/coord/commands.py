@@ -68,11 +68,12 @@ def run_coord_check(
     batch = batches(task, rows)
     run = RunDirectory.create(out, f"{config.name}-coord-check", dump_config(config))
     try:
-        outcome = _measured(config, task, batch, chosen, steps, seeds, say)
-        outcome.settings["rows"] = rows
-        if deep is not None:
-            assert depths is not None
-            _add_depth(outcome, deep, task, batch, checked_sizes(depths, "--depths"), steps, seeds, say)
+        with run.in_one_go():
+            outcome = _measured(config, task, batch, chosen, steps, seeds, say)
+            outcome.settings["rows"] = rows
+            if deep is not None:
+                assert depths is not None
+                _add_depth(outcome, deep, task, batch, checked_sizes(depths, "--depths"), steps, seeds, say)
     except IpuLeanError as error:
         failed = {"status": "failed", "exit_code": error.exit_code, "error": str(error)}
         run.write_summary(make_summary("coord-check", device=config.device, config_hash=config_hash(config), **failed))

@@ -122,8 +122,8 @@ def _study(
             f"{len(variants)} variants x {len(config.study.seeds)} seeds of {config.train.steps} updates, "
             f"{len({trial.id for trial in trials} & done)} finished before; {config.study.workers} workers"
         )
-        run.task(config)
         with StopSignal(f"stopped; finished variants are kept. Go on with: ipu-lean study {run.path}"):
+            run.task(config)
 
             def on_result(result: TrialResult) -> None:
                 kept = result if isinstance(result, VariantResult) else VariantResult.of(result)

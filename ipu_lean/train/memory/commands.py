@@ -60,10 +60,11 @@ def run_memory(
     sizes = sizes_of(build_meta(config, vocab))
     run = RunDirectory.create(out, f"{config.name}-memory", dump_config(loaded.config))
     rows = []
-    for number, mode in enumerate(wanted):
-        if not predict:
-            say(f"{number + 1} of {len(wanted)}: {mode.name}")
-        rows.append(_row(config, mode, sizes, vocab, predict))
+    with run.in_one_go():
+        for number, mode in enumerate(wanted):
+            if not predict:
+                say(f"{number + 1} of {len(wanted)}: {mode.name}")
+            rows.append(_row(config, mode, sizes, vocab, predict))
     metrics = {
         "parameters": sum(sizes), "largest": max(sizes), "device": config.device, "rows": config.batch.micro,
         "seq": config.model.seq if config.model.kind == "gpt" else 1, "vocab": vocab, "predicted_only": predict, "modes": rows,
