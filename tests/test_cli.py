@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import ipu_lean.cli as cli
-from ipu_lean.errors import Interrupted, RunError, VerdictFailed
+from ipu_lean.errors import EnvironmentProblem, Interrupted, RunError, VerdictFailed
 
 pytestmark = pytest.mark.pod
 ROOT = Path(__file__).parents[1]
@@ -289,3 +289,27 @@ def test_library_warnings_are_silent_and_ours_are_one_line():
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment())
     assert done.stderr == "ipu-lean: warning: ours\n"
+
+
+def test_a_training_that_nobody_listens_to_goes_on(place):
+    code = "import sys; from ipu_lean.cli import main; sys.stdin.read(); sys.exit(main(sys.argv[1:]))"
+    words = ["train", "tiny.yaml", "--out", "run", "logging.progress=plain", "--json"]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    process = subprocess.Popen([sys.executable, "-c", code, *words], env=environment(), **pipes)
+    process.stdout.close()
+    process.stdin.close()  # only now does it begin to write
+    assert process.stderr.read() == b"warning: nobody reads the output any more; going on without it.\n"
+    assert process.wait() == 0
+    assert json.loads((place / "run" / "summary.json").read_text())["steps"] == 2
+
+
+def test_figures_that_cannot_be_kept_are_told(finished_run, capsys, monkeypatch):
+    def refused(path, value):
+        raise EnvironmentProblem(f"no permission to write {path}.")
+
+    monkeypatch.setattr("ipu_lean.train.reuse.write_json", refused)
+    assert cli.main(["eval", str(finished_run), "--json"]) == 0
+    out, err = capsys.readouterr()
+    summary = json.loads(out.splitlines()[-1])
+    assert summary["metrics"]["valid"]["tokens"] > 0 and "eval" not in summary["artifacts"]
+    assert "warning: eval.json was not kept: no permission" in err

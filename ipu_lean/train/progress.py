@@ -6,6 +6,7 @@ eval 120/300  valid  loss 2.5012  accuracy 0.3134  perplexity 12.20  tokens 2173
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 import unicodedata
@@ -87,8 +88,11 @@ class Reporter:
             text = printable(text)
         # A sample may hold characters that this terminal's encoding has not.
         encoding = getattr(self._out, "encoding", None) or "utf-8"
-        self._out.write(text.encode(encoding, "replace").decode(encoding) + "\n")
-        self._out.flush()
+        try:
+            self._out.write(text.encode(encoding, "replace").decode(encoding) + "\n")
+            self._out.flush()
+        except BrokenPipeError:
+            self._unread()
         if self._bar is not None:
             self._bar.refresh()
 
@@ -96,6 +100,14 @@ class Reporter:
         """A line that matters even when everything else is silent."""
         self._err.write(text + "\n")
         self._err.flush()
+
+    def _unread(self) -> None:
+        """Whoever read the lines went away (`| head`): hours of training do not end for that, they go on without lines."""
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, self._out.fileno())  # also for what others print later, and for what still waits in the buffer
+        os.close(nowhere)
+        self._style = "none" if self._bar is None else self._style
+        self.warn("warning: nobody reads the output any more; going on without it.")
 
     def preparing(self, stage: str, done: int, total: int) -> None:
         """Called while the corpus is made into tokens; says each stage once."""

@@ -17,7 +17,7 @@ from ipu_lean.config.layer_kinds import kinds, standing_draw
 from ipu_lean.data import Tokenizer, load_tokenizer, prepare
 from ipu_lean.data.images import prepare_other
 from ipu_lean.data.labelled import prepare_other as prepare_other_texts
-from ipu_lean.errors import CheckpointError, ConfigError
+from ipu_lean.errors import CheckpointError, ConfigError, EnvironmentProblem, RunError
 from ipu_lean.models import build_model
 from ipu_lean.train import snapshot as snapshots
 from ipu_lean.train.banner import flat
@@ -146,7 +146,7 @@ def run_eval(
         data: a corpus (as `data.corpus`) to evaluate on, encoded with the run's tokenizer.
 
     Returns:
-        A summary; `metrics` maps each set to its figures. Also kept as eval.json in the run directory.
+        A summary; `metrics` maps each set to its figures. Also kept as eval.json in the run directory, where that can be written.
     """
     started = time.perf_counter()
     report = report or Reporter("plain")
@@ -171,7 +171,11 @@ def run_eval(
         metrics=metrics,
         artifacts={"run": str(used.run.path), "checkpoint": str(used.source), "eval": str(place)},
     )
-    write_json(place, summary)
+    try:
+        write_json(place, summary)
+    except (EnvironmentProblem, RunError) as error:  # somebody else's run, or a full disk: the figures are there all the same
+        report.warn(f"warning: eval.json was not kept: {error}")
+        del summary["artifacts"]["eval"]
     return summary
 
 
