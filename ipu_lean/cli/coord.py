@@ -58,7 +58,7 @@ def sizes(text: Any, flag: str) -> Any:
 def add_commands(commands: Any, command: Callable[..., Any]) -> None:
     """Add this file's parsers; `command` is the package's way of adding one."""
     parser = command(commands, "coord-check", coord_check, "config")
-    widths = "such as 64,128,256 or 64..512 (doublings); 1, 2, 4 and 8 times the base unless given"
+    widths = "three or more, such as 64,128,256 or 64..512 (doublings); 1, 2, 4 and 8 times the base unless given"
     parser.add_argument("--widths", metavar="N,N,...", help=widths)
     parser.add_argument("--steps", type=int, default=16, help="weight updates on one fixed batch (default 16)")
     parser.add_argument("--seeds", type=int, default=2, help="runs at every width (default 2)")

@@ -200,7 +200,7 @@ def _scores(pattern: Pattern) -> Optional[Diagnosis]:
 
 def _branches(pattern: Pattern) -> Optional[Diagnosis]:
     wrong = pattern.wrong("values")
-    if not wrong:
+    if not wrong or pattern.figures.few is not None:  # activations scatter: two sizes show no trend
         return None
     pattern.explain("values", "changes")
     return Diagnosis(
@@ -224,7 +224,7 @@ def _decay(pattern: Pattern) -> Optional[Diagnosis]:
 
 def _changes(pattern: Pattern) -> Optional[Diagnosis]:
     grows = [finding for finding in pattern.wrong("changes") if finding.excess > SURE_GROWTH]
-    if grows:
+    if grows and pattern.figures.few is None:
         first = min(grows, key=lambda finding: finding.step)
         return Diagnosis(
             "unexplained-growth",
@@ -246,7 +246,9 @@ RULES: Sequence[Rule] = (_flattened, _no_base, _updates, _readout, _init, _score
 
 
 def diagnose_depth(figures: Figures) -> List[Diagnosis]:
-    """The likely fault of runs at several depths."""
+    """The likely fault of runs at several depths; none where two show no trend."""
+    if figures.few is not None:
+        return []
     findings = [finding for finding in find_depth(figures) if finding.slope is not None]
     branches = [finding for finding in findings if finding.question == "branches" and not finding.ok]
     growing = [finding for finding in findings if finding.question == "depth" and finding.excess > SURE_GROWTH]

@@ -12,6 +12,7 @@ from typing import Callable, Dict, Iterable, List, Optional, Sequence, Tuple, Ty
 from ipu_lean.mup.verdict import slope
 
 HIDDEN, BRANCH, STREAM, OUTPUT = "hidden", "branch", "stream", "output"
+ENOUGH = 3  # sizes: with two, a slope of what scatters has no error
 T = TypeVar("T")
 
 
@@ -102,6 +103,13 @@ class Figures:
     def sizes(self) -> List[int]:
         """Every size, once, ascending."""
         return sorted({figure.size for figure in [*self.tensors, *self.coordinates]})
+
+    @property
+    def few(self) -> Optional[str]:
+        """Why slopes of activations decide nothing at so few sizes, as a sentence; None with `ENOUGH` of them."""
+        if len(self.sizes) >= ENOUGH:
+            return None
+        return f"two {self.axis}s give a slope without an error, so this decides nothing: give three {self.axis}s or more"
 
     def steps(self) -> List[int]:
         """Every step, once, ascending."""

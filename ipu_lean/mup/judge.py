@@ -12,10 +12,12 @@ is a hidden matrix, any other an embedding, a readout or a vector (Yang et al. 2
     rates       learning rates                the same power at the last update as when the optimizer was built
     changes     x_t - x_0                     not above 0
     decay       share taken off per update    0
+
+Values and changes of activations scatter, so fewer than three sizes leave them inconclusive; the others hold with two.
 """
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import List, Optional, Sequence
 
 from ipu_lean.mup.figures import BRANCH, OUTPUT, STREAM, Coordinate, Figures, TensorFigure, grouped, scatter_of, slope_of
@@ -166,6 +168,7 @@ def judge(figures: Figures, control: Optional[Figures] = None) -> List[Verdict]:
     findings = find(figures)
     questions = ("updates", "rates", "init", "scores", "readout", "values")
     verdicts = [_exact(question, _of(findings, question)) for question in questions]
+    verdicts[-1] = _unless_few(verdicts[-1], figures)
     verdicts.append(_changes(findings, figures, control))
     if any(row.decay is not None for row in figures.tensors):
         verdicts.append(_exact("decay", _of(findings, "decay")))
@@ -197,6 +200,13 @@ def _exact(question: str, findings: Sequence[Finding]) -> Optional[Verdict]:
     return Verdict(_NAMES[question], FAIL if wrong else PASS, abs(worst.excess), worst.tolerance, text)
 
 
+def _unless_few(verdict: Optional[Verdict], figures: Figures) -> Optional[Verdict]:
+    """The verdict on something that scatters; inconclusive where there are too few sizes for a trend."""
+    if verdict is None or figures.few is None or not verdict.threshold:
+        return verdict
+    return replace(verdict, status=INCONCLUSIVE, text=f"{verdict.text}; {figures.few}")
+
+
 def _changes(findings: Sequence[Finding], figures: Figures, control: Optional[Figures]) -> Verdict:
     name = "activation changes"
     if figures.diverged:
@@ -211,10 +221,12 @@ def _changes(findings: Sequence[Finding], figures: Figures, control: Optional[Fi
     last = max(row.step for row in rows)
     still = [row.subject for row in rows if row.slope is None and row.step == last]
     low = min((row for row in slopes if row.step == last and row.kind != OUTPUT), key=lambda row: row.excess, default=worst)
-    if worst.excess > SURE_GROWTH:
+    if worst.excess > SURE_GROWTH and figures.few is None:
         return Verdict(name, FAIL, worst.excess, GROWTH, text)
     if still:
         return Verdict(name, FAIL, worst.excess, GROWTH, f"`{still[0]}` does not change in training")
+    if figures.few is not None:
+        return Verdict(name, INCONCLUSIVE, worst.excess, GROWTH, f"{text}; {figures.few}")
     if worst.excess > GROWTH:
         return Verdict(name, INCONCLUSIVE, worst.excess, GROWTH, f"{text}: between {GROWTH} and {SURE_GROWTH}; more --seeds tell")
     if low.excess < SHRINKAGE:
@@ -271,6 +283,9 @@ def judge_depth(figures: Figures, control: Optional[Figures] = None) -> List[Ver
     worst = max(slopes, key=lambda finding: finding.excess)
     text = f"`{worst.subject}` changes with power {signed(worst.slope or 0.0)} of the depth at step {worst.step}"
     status = FAIL if worst.excess > SURE_GROWTH else INCONCLUSIVE if worst.excess > GROWTH else PASS
+    if figures.few is not None:
+        few = [_unless_few(each, figures) for each in (branches, Verdict(name, status, worst.excess, GROWTH, text))]
+        return [each for each in few if each is not None]
     if control is not None:
         others = [finding.slope for finding in _of(find_depth(control), "depth") if finding.slope is not None]
         contrast = max(others, default=float("inf") if control.diverged else 0.0)

@@ -7,6 +7,7 @@ from typing import Any, Dict
 import pytest
 import torch
 
+from ipu_lean.mup.diagnosis import diagnose, diagnose_depth
 from ipu_lean.mup.figures import BRANCH, STREAM, Coordinate, Figures, scatter_of, slope_of
 from ipu_lean.mup.judge import judge, judge_depth, judged_steps
 from ipu_lean.mup.verdict import FAIL, INCONCLUSIVE, PASS, Verdict, overall
@@ -139,3 +140,40 @@ def test_over_depth_branches_fade_and_their_sum_does_not_grow(branch: float, str
 
 def test_over_depth_too_a_control_without_growth_shows_nothing() -> None:
     assert judge_depth(deep(-1.0, 0.0), deep(0.0, 0.1))[1].status == INCONCLUSIVE
+
+
+def at_two(found: Figures) -> Figures:
+    """The same figures without the smallest size."""
+    small = min(found.sizes)
+    return replace(
+        found,
+        tensors=[row for row in found.tensors if row.size > small],
+        coordinates=[row for row in found.coordinates if row.size > small],
+        signatures=[row for row in found.signatures if row.size > small],
+    )
+
+
+@pytest.mark.parametrize("change", [{"values": {"layer0.attention": 0.35}}, {"change": {"stack": 0.6}}, {}])
+def test_two_widths_show_no_trend_of_activations(change: Dict[str, Any]) -> None:
+    """Sound models reach +0.35 there by chance; a fault that is named must not rest on it."""
+    two = at_two(figures(**change))
+    verdicts = named(judge(two, figures(change={"stack": 1.0})))
+    for question in ("values at the start", "activation changes"):
+        assert verdicts[question].status == INCONCLUSIVE and "give three widths or more" in verdicts[question].text
+    assert {one.status for name, one in verdicts.items() if name not in ("values at the start", "activation changes")} == {PASS}
+    assert diagnose(two) == []
+
+
+def test_what_is_exact_fails_at_two_widths_too() -> None:
+    lost = at_two(figures(update={"layers.0.up.weight": 0.0}))
+    assert named(judge(lost))["update sizes"].status == FAIL
+    assert [found.code for found in diagnose(lost)] == ["lost-lr-group"]
+    still = at_two(figures(change={"embed": None, "stack": 0.6}))
+    verdict = named(judge(still))["activation changes"]
+    assert verdict.status == FAIL and "embed" in verdict.text and [found.code for found in diagnose(still)] == ["frozen"]
+
+
+def test_two_depths_show_no_trend_either() -> None:
+    two = at_two(at_two(deep(0.0, 1.0)))
+    assert [verdict.status for verdict in judge_depth(two, deep(0.0, 1.0))] == [INCONCLUSIVE, INCONCLUSIVE]
+    assert "give three depths or more" in judge_depth(two)[1].text and diagnose_depth(two) == []
