@@ -12,6 +12,7 @@ from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
 from ipu_lean.config import Config, config_hash, derived, dump_config, load_config
 from ipu_lean.config.yaml_text import to_text
 from ipu_lean.data import Tokenizer, load_tokenizer
+from ipu_lean.data.tokenizers import ByteTokenizer
 from ipu_lean.errors import ConfigError
 from ipu_lean.models import GPT, build_model
 from ipu_lean.models.convert import Read, folder, mask_of, read_settings, read_weights, with_mask, written
@@ -28,6 +29,8 @@ from ipu_lean.train.snapshot import Snapshot
 
 Summary = Dict[str, Any]
 SENTENCEPIECE = "spiece.model"
+NOTED = "ipu_lean_tokenizer.json"
+"""Where a folder that was written here says that its tokens are bytes, for which transformers has no file."""
 
 
 def run_convert(
@@ -78,15 +81,16 @@ def _read(place: Path, overrides: Sequence[str], out: Optional[str], say: Callab
     read = read_settings(folder.read_settings(place))
     name = place.resolve().name or read.family
     sections: Dict[str, Any] = {"name": name, "model": read.section, "mup": {"parametrization": "standard"}}
-    source, tokenizer = _tokenizer(place, overrides)
-    sections["data"] = {"tokenizer": {"kind": tokenizer.kind, "path": source}}
+    source, tokenizer = _tokenizer(place, overrides, read.section.get("vocab"))
+    sections["data"] = {"tokenizer": {"kind": tokenizer.kind, **({"path": source} if tokenizer.kind != "bytes" else {})}}
     config = with_absolute_paths(_load(sections, overrides, place))
     config, model = _model(read, place, config, tokenizer)
     run = RunDirectory.create(out, name, dump_config(config))
     with run.in_one_go("tokenizer", "checkpoints"):
         # The run directory needs nothing else: its tokenizer lies in it.
         tokenizer.save(run.path / "tokenizer")
-        config = _with_tokenizer(config, str(run.path / "tokenizer"))
+        if tokenizer.kind != "bytes":
+            config = _with_tokenizer(config, str(run.path / "tokenizer"))
         write_atomic(run.config, dump_config(config))
         beginning = _beginning(config, model.spec.vocab, place)
         snapshot = Snapshot(model.state_dict(), {}, beginning, roles_to_json(model.roles), tokenizer.save)
@@ -146,19 +150,23 @@ def _load(sections: Dict[str, Any], overrides: Sequence[str], place: Path) -> Co
         raise ConfigError(error.rule, file=str(place / folder.CONFIG), **words) from error
 
 
-def _tokenizer(place: Path, overrides: Sequence[str]) -> Tuple[str, Tokenizer]:
-    """The folder's own tokenizer and where it lies, or the one that an override names."""
+def _tokenizer(place: Path, overrides: Sequence[str], vocab: Optional[int]) -> Tuple[str, Tokenizer]:
+    """The folder's own tokenizer and where it lies, or the one that an override names; `vocab`: rows of the folder's model."""
     named = [text.partition("=")[2] for text in overrides if text.startswith("data.tokenizer.path=")]
-    path = Path(named[-1]) if named else place / SENTENCEPIECE if (place / SENTENCEPIECE).is_file() else place
+    if not named and "data.tokenizer.kind=bytes" in overrides:
+        return str(place), ByteTokenizer()
+    own = [place / name for name in (NOTED, SENTENCEPIECE) if (place / name).is_file()]
+    path = Path(named[-1]) if named else own[0] if own else place
     try:
         return str(path), load_tokenizer(path)
     except ConfigError as error:
         if named:
             raise
+        of_bytes = vocab in (ByteTokenizer.vocab, ByteTokenizer.vocab + 1)  # with a mask
         raise ConfigError(
             f"{place} holds no tokenizer that can be read ({error.rule})",
             key="SOURCE",
-            suggestion="name one with data.tokenizer.path=FILE",
+            suggestion=f"name one with data.tokenizer.path=FILE{', or give data.tokenizer.kind=bytes' if of_bytes else ''}",
         ) from error
 
 
@@ -231,6 +239,7 @@ def _write_tokenizer(place: Path, tokenizer: Tokenizer, family: str, masked: boo
     """The tokenizer's files as transformers wants them, with a mask if there is one; what it cannot do with them, in words."""
     model = tokenizer.model_file()
     if model is None:
+        folder.write_json(place / NOTED, tokenizer.describe())
         mask = f", {tokenizer.vocab} is the mask" if masked else ""
         return [f"transformers has no tokenizer for bytes: token n is byte n, 256 ends a document{mask}"]
     kinds = {"reformer": "ReformerTokenizer", "gpt2": "GPT2Tokenizer"}

@@ -220,3 +220,28 @@ def test_mistakes(tmp_path, gpt2, words, error, monkeypatch):
     found = run(*(word.format(**places) for word in words), code=2)
     assert found["error"].startswith(error.format(**places))
     assert not (tmp_path / "new").exists() and not (tmp_path / "x").exists()
+
+
+@pytest.mark.parametrize("head", [{}, {"head": "masked-lm", "causal": False}])
+def test_bytes_come_back(tmp_path, text, head):
+    from ipu_lean.config.yaml_text import to_text
+
+    model = {"width": 16, "depth": 1, "heads": 2, "seq": 16, "positions": "learned", **head}
+    if head:
+        model.update(attention=["local"], local={"chunk": 4}, stack={"kind": "reversible", "output": "concat"})
+        model.update(tied=False, attention_bias=False)
+    else:
+        model.update(stack={"kind": "residual"})
+    sections = {"model": model, "mup": {"parametrization": "standard"}, "batch": {"micro": 2}, "train": {"steps": 1}}
+    sections["data"] = {"corpus": str(text), "cache": str(tmp_path / "cache"), "validation": {"valid": 0.2}}
+    there, back, again = (str(tmp_path / name) for name in ("there", "back", "again"))
+    run("train", to_text(sections), "--out", str(tmp_path / "run"))
+    run("convert", str(tmp_path / "run"), "--to", "hf", "--out", there)
+    assert run("convert", there, "--out", back)["metrics"]["parameters"] > 0
+    config = load_config(tmp_path / "back" / "config.yaml")
+    assert (config.data.tokenizer.kind, config.data.tokenizer.path) == ("bytes", None)
+    losses = [run("eval", str(tmp_path / name), "--data", str(text))["metrics"]["data"]["loss"] for name in ("run", "back")]
+    assert losses[0] == pytest.approx(losses[1], rel=1e-6)
+    (tmp_path / "there" / "ipu_lean_tokenizer.json").unlink()  # as in a folder that somebody else made
+    assert "or give data.tokenizer.kind=bytes" in run("convert", there, "--out", again, code=2)["error"]
+    run("convert", there, "data.tokenizer.kind=bytes", "--out", again)
