@@ -69,18 +69,32 @@ def keys_of(path: Path) -> List[str]:
 
 
 def nearest(path: Path) -> Optional[str]:
-    """The key that an unknown one probably meant: a close neighbour in its section, a namesake elsewhere, anything near."""
+    """The key that an unknown one probably meant. In its own section: a close neighbour, then what it abbreviates. Then a
+    namesake elsewhere, anything near in the section; and anything near elsewhere, unless the section is there and right."""
     word, home = path[-1], path[:-1]
+    own = keys_of(home)
     by_last: Dict[str, str] = {name: name for name in Config.model_fields}
     for other, _ in sorted(leaves(), key=lambda leaf: leaf[0][0] != "train"):  # `steps` are train's before schedule's
         by_last.setdefault(other[-1], ".".join(other))
-    close = difflib.get_close_matches(word, keys_of(home), n=1, cutoff=0.8)
+    close = difflib.get_close_matches(word, own, n=1, cutoff=0.8) or ([] if word in by_last else _abbreviated(word, own))
     if close:
         return ".".join(home + (close[0],))
     if word in by_last:
         return by_last[word]
-    near = did_you_mean(word, keys_of(home))
+    near = did_you_mean(word, own)
     if near is not None:
         return ".".join(home + (near,))
-    far = did_you_mean(word, by_last)
+    far = did_you_mean(word, by_last, cutoff=0.8 if home and own else 0.55)
     return by_last[far] if far is not None else None
+
+
+def _abbreviated(word: str, keys: List[str]) -> List[str]:
+    """The one key that `word` abbreviates, if there is just one: `wd` and `w_decay` are weight_decay."""
+    parts = word.split("_")
+    found = []
+    for key in keys:
+        words = key.split("_")
+        initials = len(word) > 1 and word == "".join(part[0] for part in words)
+        if initials or (len(parts) == len(words) and all(whole.startswith(part) for part, whole in zip(parts, words))):
+            found.append(key)
+    return found if len(found) == 1 else []

@@ -92,14 +92,13 @@ def _rule(path: Path, item: Dict[str, Any], marks: Dict[Path, Mark]) -> Tuple[st
     kind, context, value = item["type"], item.get("ctx", {}), item.get("input")
     if kind == "extra_forbidden":
         near = nearest(path)
-        return ("there is no such key" + (f" (did you mean `{near}`?)" if near else "")), (None if near else _offer(path))
+        return ("there is no such key" + (f" (did you mean `{near}`?)" if near else "")), (None if near else offer(path))
     if kind == "literal_error":
         choices = [choice.strip().strip("'") for choice in context["expected"].replace(" or ", ", ").split(",")]
         if path == ("precision",):  # only those that this device would not refuse in turn
             device = marks[("device",)].raw if ("device",) in marks else "cpu"
             choices = list(IPU_PRECISIONS if device in IPU_DEVICES else WORKING_PRECISIONS)
-        near = did_you_mean(value, choices) if isinstance(value, str) else None
-        return f"this must be one of {', '.join(choices)}" + (f" (did you mean `{near}`?)" if near else ""), None
+        return f"this must be one of {', '.join(choices)}" + (_meant(value, choices) if isinstance(value, str) else ""), None
     if kind in _LIMITS:
         name, sentence = _LIMITS[kind]
         return sentence.format(context[name]), None
@@ -112,6 +111,15 @@ def _rule(path: Path, item: Dict[str, Any], marks: Dict[Path, Mark]) -> Tuple[st
     return _KINDS.get(kind, item["msg"][:1].lower() + item["msg"][1:]), (_NULL.get(path) if value is None else None)
 
 
-def _offer(path: Path) -> Optional[str]:
+def _meant(value: str, choices: List[str]) -> str:
+    """The choices of which `value` is the first word (`bf16`: two of them), else the nearest one, as a question; or nothing."""
+    begun = [choice for choice in choices if choice.startswith(f"{value.lower()}-")]
+    near = None if begun else did_you_mean(value, choices)
+    named = begun or ([near] if near else [])
+    return f" (did you mean {' or '.join(f'`{one}`' for one in named)}?)" if named else ""
+
+
+def offer(path: Path) -> Optional[str]:
+    """The keys of the section in which an unknown key stands, as a suggestion; None at the top."""
     keys = keys_of(path[:-1])
     return f"the keys of `{'.'.join(path[:-1])}` are {', '.join(keys)}" if path[:-1] and keys else None

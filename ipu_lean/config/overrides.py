@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, Dict, get_args, get_origin
 
 from ipu_lean.config.fields import Path, field_at, is_section, is_text, nearest
-from ipu_lean.config.messages import mark_of
+from ipu_lean.config.messages import mark_of, offer
 from ipu_lean.config.yaml_text import Mark, parse_value
 from ipu_lean.errors import ConfigError
 
@@ -21,7 +21,8 @@ def apply(tree: Dict[str, Any], marks: Dict[Path, Mark], override: str) -> None:
     if field is None and not in_mapping:
         _check_mapping(path, name, text)
         near = nearest(path)
-        raise ConfigError("there is no such key" + (f" (did you mean `{near}`?)" if near else ""), key=name, file="override")
+        rule = "there is no such key" + (f" (did you mean `{near}`?)" if near else "")
+        raise ConfigError(rule, key=name, suggestion=None if near else offer(path), file="override")
     value = _as_text(text) if field is not None and is_text(field.annotation) else parse_value(text)
     here = tree
     for depth, word in enumerate(path[:-1], 1):

@@ -14,6 +14,10 @@ BASE = "mup: {base_width: 64}\n"
 MISTAKES = [
     ("model:\n  widht: 3\n", "text:3: `model.widht`: there is no such key (did you mean `model.width`?)."),
     ("lr: 3e-3\n", "text:2: `lr`: there is no such key (did you mean `optimizer.lr`?)."),
+    ("optimizer: {wd: 3}\n", "text:2: `optimizer.wd`: there is no such key (did you mean `optimizer.weight_decay`?)."),
+    ("optimizer: {weight_dec: 3}\n", "`optimizer.weight_dec`: there is no such key (did you mean `optimizer.weight_decay`?)."),
+    ("optimizer: {momntum: 3}\n", "`optimizer.momntum`: there is no such key (did you mean `optimizer.momentum`?)."),
+    ("optimizer: {steps: 3}\n", "`optimizer.steps`: there is no such key (did you mean `train.steps`?)."),
     ("steps: 3\n", "text:2: `steps`: there is no such key (did you mean `train.steps`?)."),
     ("modle: {width: 3}\n", "text:2: `modle`: there is no such key (did you mean `model`?)."),
     ("train:\n  batch: 3\n", "text:3: `train.batch`: there is no such key (did you mean `batch`?)."),
@@ -38,7 +42,7 @@ MISTAKES = [
     ("train: {keep_best: 1}\n", "text:2: `train.keep_best: 1`: this must be true or false."),
     ("model: {norm: rmsnrm}\n", "this must be one of layernorm, rmsnorm (did you mean `rmsnorm`?)."),
     ("device: tpu\n", "text:2: `device: 'tpu'`: this must be one of cpu, gpu, ipu, ipu-emulated"),
-    ("precision: bf16\n", "this must be one of fp32, bf16-mixed, fp16-mixed, bf16-pure (did you mean `bf16-pure`?)."),
+    ("precision: bf16\n", "fp32, bf16-mixed, fp16-mixed, bf16-pure (did you mean `bf16-mixed` or `bf16-pure`?)."),
     ("device: ipu\nprecision: fp16\n", "this must be one of fp32, fp16-ipu (did you mean `fp16-ipu`?)."),
     ("device: ipu\nprecision: bf16\n", "this must be one of fp32, fp16-ipu."),
     ("train: {sample: null}\n", "holds keys of its own. For no sample set `train.sample.tokens=0`."),
@@ -73,6 +77,8 @@ def test_the_first_mistake_of_the_file_is_told_and_the_others_are_named():
 def test_an_unknown_override_is_refused_with_its_neighbour():
     with pytest.raises(ConfigError, match=r"override: `model\.widht`: there is no such key \(did you mean `model\.width`\?\)"):
         load(BASE, ["model.widht=3"])
+    with pytest.raises(ConfigError, match=r"`mup\.head_lr`: there is no such key\. The keys of `mup` are parametrization, base_"):
+        load(BASE, ["mup.head_lr=3"])
 
 
 @pytest.mark.parametrize(

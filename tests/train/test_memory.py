@@ -194,8 +194,13 @@ def test_what_cannot_be_is_said(yaml: Path, tmp_path: Path, capsys: Any, monkeyp
 @pytest.mark.pod
 def test_modes_and_devices() -> None:
     assert len({mode.name for mode in MODES}) == 13 == len(chosen(None))
-    with pytest.raises(ConfigError):
-        chosen(["fp16-mixed+fused"])
+    for name, words in (
+        ("fp16-mixed+fused", "an overflow in one gradient skips the whole update"),
+        ("bf16-pure", "They are bf16-pure/kahan, bf16-pure/kahan\\+fused, bf16-pure/split, .*bf16-pure/none\\+fused\\.$"),
+        ("bf16-pure/khan", "Did you mean bf16-pure/kahan\\?"),
+    ):
+        with pytest.raises(ConfigError, match=words):
+            chosen([name])
     emulated = make_config(device="ipu-emulated", mup={"base_width": 64}, batch={"micro": 2, "replicas": 2, "accumulation": 4})
     here = on_device(emulated)
     assert here.device == "cpu" and here.batch.global_batch == 2

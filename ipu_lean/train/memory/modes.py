@@ -45,8 +45,12 @@ def chosen(names: Optional[Sequence[str]]) -> List[Mode]:
         if name == "fp16-ipu":
             raise ConfigError("this is a formula, and always listed", key="--modes", value=name, suggestion="leave it out")
         if name not in by_name:
-            near = did_you_mean(name, by_name)
-            hint = f"did you mean {near}?" if near else f"they are {', '.join(by_name)}"
+            if name == f"fp16-mixed{FUSED}":
+                rule = "there is no such mode: an overflow in one gradient skips the whole update, so all are seen first"
+                raise ConfigError(rule, key="--modes", value=name, suggestion=f"name fp16-mixed, or bf16-mixed{FUSED}")
+            begun = [other for other in by_name if other.startswith(f"{name}/")]  # bf16-pure: its summations
+            near = None if begun else did_you_mean(name, by_name)
+            hint = f"did you mean {near}?" if near else f"they are {', '.join(begun or by_name)}"
             raise ConfigError("there is no such mode", key="--modes", value=name, suggestion=hint)
     return list(MODES) if names is None else [by_name[name] for name in names]
 
