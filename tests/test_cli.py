@@ -196,6 +196,22 @@ def test_an_unreadable_checkpoint_is_a_failed_run(finished_run, tmp_path, capsys
     assert "checkpoint" in fails(capsys, ["generate", str(run)], 1)
 
 
+def test_the_newest_whole_checkpoint_is_used(finished_run, tmp_path, capsys):
+    run = tmp_path / "run"
+    shutil.copytree(str(finished_run), str(run))
+    older, newest = sorted(run.glob("checkpoints/step-*"))
+    (run / "checkpoints" / "best").write_text(newest.name + "\n")
+    weights = newest / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:100])
+    assert "is used by `--checkpoint last`" in fails(capsys, ["eval", str(run)], 1)
+    assert cli.main(["eval", str(run), "--checkpoint", "last", "--json"]) == 0
+    out, err = capsys.readouterr()
+    assert json.loads(out.splitlines()[-1])["artifacts"]["checkpoint"] == str(older) and newest.name in err
+    shutil.rmtree(str(run / "checkpoints"))
+    said = fails(capsys, ["eval", str(run)], 1)
+    assert "holds no whole checkpoint" in said and "using the last one" not in said
+
+
 def test_a_run_without_config_is_a_mistake(tmp_path, capsys):
     (tmp_path / "run").mkdir()
     assert "config.yaml" in fails(capsys, ["eval", str(tmp_path / "run")], 2)

@@ -68,20 +68,26 @@ class Loaded:
     world: World
 
 
-def open_run(run_dir: str, which: str, report: Reporter, overrides: Sequence[str] = (), *, host: bool = False) -> Loaded:
+COLUMNS = ("data.text_key", "data.label_key")
+"""Keys that `eval` may change as well where they name columns of another corpus (`--data`)."""
+
+
+def open_run(
+    run_dir: str, which: str, report: Reporter, overrides: Sequence[str] = (), *, host: bool = False, other_data: bool = False
+) -> Loaded:
     """Model and tokenizer of a run's checkpoint.
 
     Args:
         which: `best`, `last` or a step; without a best one, `best` means the last.
         overrides: applied to the run's config, of the keys in `MEASURING` only.
-        host: on the CPU if the run's device is an IPU.
+        host: on the CPU if the run's device is an IPU. other_data: `COLUMNS` may change as well.
 
     Raises:
         ConfigError: not a run directory, or an override that would measure another model. EnvironmentProblem: a device was asked
             for that is not here. CheckpointError: no such checkpoint, or one that does not fit model or tokenizer.
     """
     run = RunDirectory.open(run_dir)
-    config = _measured(run, overrides)
+    config = _measured(run, overrides, (*MEASURING, *COLUMNS) if other_data else MEASURING)
     if host:
         config = on_host(config)
     if not _here(config.device):
@@ -89,10 +95,10 @@ def open_run(run_dir: str, which: str, report: Reporter, overrides: Sequence[str
         config = config.model_copy(update={"device": "cpu", "precision": "fp32"})
     check_precision(config, training=False)
     store = CheckpointStore(run.checkpoints, report.warn)
-    if which == "best" and not store.has_best():
+    unmarked = which == "best" and not store.has_best()
+    source = store.find("last" if unmarked else which)
+    if unmarked:
         report.warn("warning: this run marked no best checkpoint; using the last one.")
-        which = "last"
-    source = store.find(which)
     snapshot = snapshots.read(source, weights_only=True)
     vocab = int(snapshot.trainer["vocab"])
     tokenizer = None if config.data.images is not None else load_tokenizer(source / "tokenizer")
@@ -107,16 +113,17 @@ def open_run(run_dir: str, which: str, report: Reporter, overrides: Sequence[str
     return Loaded(run, config, source, snapshot.trainer, model.to(world.device), tokenizer, world)
 
 
-def _measured(run: RunDirectory, overrides: Sequence[str]) -> Config:
+def _measured(run: RunDirectory, overrides: Sequence[str], free: Sequence[str]) -> Config:
     """The run's config with the overrides of an evaluation."""
     trained, config = load_config(run.config), load(run.config, overrides).config
     for key in differing(flat(trained), flat(config)):
-        if not covers(MEASURING, key):
+        if not covers(free, key):
+            columns = "; with --data it may name a column of the other corpus" if key in COLUMNS else ""
             raise ConfigError(
                 "this would measure another model or text than the run's",
                 key=key,
                 value=flat(config).get(key),
-                suggestion=f"leave it out; eval may change {', '.join(name.rstrip('.') for name in MEASURING)}",
+                suggestion=f"leave it out; eval may change {', '.join(name.rstrip('.') for name in free)}{columns}",
             )
     if kinds(config.model) != kinds(trained.model):
         raise ConfigError(
@@ -150,7 +157,7 @@ def run_eval(
     """
     started = time.perf_counter()
     report = report or Reporter("plain")
-    used = open_run(run_dir, checkpoint, report, overrides)
+    used = open_run(run_dir, checkpoint, report, overrides, other_data=data is not None)
     config = used.config
     task = _own_data(used) if data is None else _other_corpus(used, data)
     engine = make_engine(used.model, config, used.world, report.line, train=False)
@@ -221,7 +228,10 @@ def _other_images(used: Loaded, source: str) -> Task:
 
 
 def _other_texts(used: Loaded, source: str) -> Task:
-    own = open_labelled_task(used.config, record=used.run.data).prepared
+    trained = load_config(used.run.config).data  # whose columns may have other names
+    columns = {"text_key": trained.text_key, "label_key": trained.label_key}
+    config = used.config.model_copy(update={"data": used.config.data.model_copy(update=columns)})
+    own = open_labelled_task(config, record=used.run.data).prepared
     other = prepare_other_texts(used.config, source, own, "--data")
     return LabelledTask(used.config, replace(own, validation={"data": other}))
 

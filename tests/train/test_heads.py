@@ -237,3 +237,17 @@ def test_the_other_commands(tmp_path: Path, head: str, capsys: Any) -> None:
     from ipu_lean.models import build_meta
 
     assert planned["parameters"] == sum(parameter.numel() for parameter in build_meta(load_config(path)).parameters())
+
+
+def test_columns_of_other_data_may_have_other_names(trained: Any, tmp_path: Path) -> None:
+    head, folder, _ = trained
+    if head == "masked-lm":
+        pytest.skip("a text has no columns")
+    other = tmp_path / "other.csv"
+    other.write_text("words,kind\n" + "".join(f"{text},{label}\n" for text, label in draw(50, seed=4)))
+    named = ["data.text_key=words", "data.label_key=kind"]
+    plain = write_jsonl(tmp_path / "other.jsonl", draw(50, seed=4))
+    found = run_eval(str(folder / "run"), named, data=str(other), report=QUIET)["metrics"]["data"]
+    assert found == run_eval(str(folder / "run"), data=str(plain), report=QUIET)["metrics"]["data"] and found["tokens"] == 50
+    with pytest.raises(ConfigError, match="with --data it may name a column"):
+        run_eval(str(folder / "run"), named, report=QUIET)

@@ -100,7 +100,10 @@ def _csv(file: TextIO, path: Path, text_key: str, label_key: str) -> Iterator[Pa
 
 def _pair(record: Dict[str, Any], text_key: str, label_key: str, path: Path, line: int) -> Pair:
     for name, option in ((text_key, "data.text_key"), (label_key, "data.label_key")):
-        if record.get(name) is None:
+        value = record.get(name)
+        if name in record and (value is None or (name == label_key and isinstance(value, str) and not value.strip())):
+            raise ConfigError(f"there is no value under {name!r} here", suggestion="fill it in", file=str(path), line=line)
+        if value is None:
             names = ", ".join(repr(column) for column in record if column is not None)
             raise ConfigError(
                 f"there is nothing under {name!r}",

@@ -50,10 +50,10 @@ def test_other_keys_and_labels_that_are_numbers(tmp_path):
         ("a.jsonl", '{"text": "x", "label": "a"}\n{"text": "", "label": "a"}\n', 2, "is empty"),
         ("a.jsonl", '\n{"text": 3, "label": "a"}\n', 2, "no string"),
         ("a.jsonl", '{"text": "x", "label": 0.5}\n', 1, "neither a string nor an integer"),
-        ("a.jsonl", '{"text": "x", "label": " "}\n', 1, "neither a string nor an integer"),
+        ("a.jsonl", '{"text": "x", "label": " "}\n', 1, "no value under"),
         ("a.jsonl", "[1]\n", 1, "an object"),
         ("a.jsonl", "{\n", 1, "not JSON"),
-        ("a.csv", "text,label\nx\n", 2, "nothing under 'label'"),
+        ("a.csv", "text,label\nx\n", 2, "no value under 'label'"),
         ("a.csv", 'words,label\n"x\ny",a\n', 3, "nothing under 'text'"),
         ("a.csv", 'text,label\n"x,a\n', 2, "not CSV"),
         ("a.csv", "text,label,text\nx,a,y\n", 1, "2 columns have this name"),
@@ -125,3 +125,18 @@ def test_the_testaments(monkeypatch, tmp_path):
     new, old = ([text for text, label in pairs if label == name] for name in ("new", "old"))
     assert len(new) == len(old) > 3000
     assert old[0].startswith("In the beginning God created") and new[0].startswith("The book of the generation of Jesus Christ")
+
+
+MISSING = {
+    "a.csv": "text,label\none,1\ntwo,\n",
+    "b.csv": "text,label\none,1\ntwo\n",
+    "c.jsonl": '\n{"text": "one", "label": 1}\n{"text": "two", "label": null}\n',
+}
+
+
+@pytest.mark.parametrize("name", list(MISSING))
+def test_a_missing_value_is_called_so(tmp_path, name):
+    (tmp_path / name).write_text(MISSING[name])
+    with pytest.raises(ConfigError, match=f"{name}:3: there is no value under 'label' here") as caught:
+        list(open_labelled(str(tmp_path / name)).read())
+    assert "keys" not in str(caught.value)
