@@ -15,7 +15,7 @@ from ipu_lean.mup.verdict import FAIL, INCONCLUSIVE
 from ipu_lean.optim import build_schedule
 from ipu_lean.sweep import judge, report
 from ipu_lean.sweep.directory import SweepDirectory, check_same_base
-from ipu_lean.sweep.grid import LR, SEED, Trial, expand
+from ipu_lean.sweep.grid import LR, SEED, Trial, expand, extended
 from ipu_lean.sweep.jobs import Job, iter_job, plan_jobs
 from ipu_lean.sweep.progress import SweepProgress
 from ipu_lean.sweep.results import DONE, TrialResult
@@ -74,7 +74,8 @@ def resume_sweep(
     """Go on with a sweep: trials that have a result are not repeated.
 
     Args:
-        loaded: the directory's configuration with overrides, which may change the `sweep` section: axes may grow and shrink.
+        loaded: the directory's configuration with overrides, which may change the `sweep` section. An axis that is
+            given is added to what is there: a sweep grows and does not shrink.
         retry: run again what failed (diverged is a result).
 
     Raises:
@@ -84,6 +85,7 @@ def resume_sweep(
     old = _read(run)
     config = with_absolute_paths(loaded.config)
     check_same_base(old, config)
+    config = extended(old, config)
     trials = _trials(config)
     check_trials(trials, shapes=config != old)
     check_executor(trials, config.sweep or SweepConfig())

@@ -98,6 +98,31 @@ def expand(config: Config, sweep: SweepConfig) -> List[Trial]:
     return trials
 
 
+def extended(old: Config, new: Config) -> Config:
+    """`new`, the configuration of a sweep that began as `old`, with every axis as the union of both: trials that ran stay part of
+    it. An axis that `old` did not have had one value, the configuration's own.
+    """
+    before, after = old.sweep or SweepConfig(), new.sweep or SweepConfig()
+    own = flat(old)
+    axes: Dict[str, Any] = {}
+    for key, flag in FLAGS.items():
+        name = flag[2:]
+        if getattr(before, name) != getattr(after, name):
+            axes[name] = _union(getattr(before, name) or [own[key]], getattr(after, name) or [])
+    grid = {**before.grid, **after.grid}
+    for key in [key for key in grid if before.grid.get(key) != after.grid.get(key)]:
+        grid[key] = _union(before.grid.get(key, [own[key]] if key in own else []), after.grid.get(key, []))
+    tree = {**after.model_dump(mode="json"), **axes, "grid": grid}
+    return new.model_copy(update={"sweep": SweepConfig(**tree)})
+
+
+def _union(one: Sequence[Any], other: Sequence[Any]) -> List[Any]:
+    """Each value once; numbers ascending, others in the order of their arrival."""
+    found = list(one) + [value for value in other if value not in one]
+    numeric = all(isinstance(value, (int, float)) and not isinstance(value, bool) for value in found)
+    return sorted(found) if numeric else found
+
+
 def check_axis(key: str) -> None:
     """ConfigError unless `key` is a value that trials may differ in."""
     path = tuple(key.split("."))

@@ -12,6 +12,7 @@ import os
 import signal
 import threading
 from collections import deque
+from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection, wait
 from typing import Any, Callable, Deque, Dict, Iterable, Iterator, List, Optional, Tuple
 
@@ -35,8 +36,13 @@ class _Worker:
     def __init__(self, context: Any, train: Optional[Train]) -> None:
         self.pipe, theirs = context.Pipe()
         self.process = context.Process(target=_work, args=(theirs, train), daemon=True)
-        with _one_thread():
-            self.process.start()
+        try:
+            with _one_thread(), _deaf():
+                self.process.start()
+        except BaseException:  # a Ctrl-C that was held back is raised at the end of `_deaf`
+            if self.process.pid is not None:
+                self.end()
+            raise
         theirs.close()  # so that the pipe ends when the worker does
         self.left: Dict[str, Trial] = {}
         self.tries, self.busy = 0, False
@@ -155,10 +161,29 @@ def _one_thread() -> Iterator[None]:
                 os.environ[name] = value
 
 
+@contextlib.contextmanager
+def _deaf() -> Iterator[None]:
+    """A process that is started inside does not hear Ctrl-C from its first instruction on, which goes to all processes of a
+    terminal: one that is still importing would print a traceback. This process hears it a moment later.
+    """
+    if not hasattr(signal, "pthread_sigmask"):  # Windows
+        yield
+        return
+    # Its start takes SIGINT out of the mask (CPython, multiprocessing/resource_tracker.py), so it must run before.
+    resource_tracker.ensure_running()
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
 # -- in the worker -----------------------------------------------------------------------------------------------------
 def _work(pipe: Connection, train: Optional[Train]) -> None:
     """Jobs from the pipe until it closes."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to all; the process that started us decides
+    if hasattr(signal, "pthread_sigmask"):
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # `_deaf` blocked it, and what a worker starts inherits that
     threading.Thread(target=_end_with_parent, daemon=True).start()
     import torch
 

@@ -194,6 +194,24 @@ def test_axes_may_grow_and_nothing_is_repeated(capsys, yaml):
     assert load_config(run).sweep.lrs == [2.0**power for power in range(-10, -4)]
 
 
+def test_an_axis_of_a_sweep_that_has_begun_is_added_to_what_is_there(capsys, yaml):
+    """A user who gives the one rate that is missing keeps the others."""
+    run = planned(capsys, yaml, "--lrs", "2^-9..2^-7", "--seeds", "2", "optimizer.weight_decay=[0.2,0]")
+    fill(run, moving())
+    ids = {trial.id for trial in expand(load_config(run), load_config(run).sweep)}
+    flags = ["--lrs", "2^-10", "--widths", "32", "--seeds", "3,5", "optimizer.weight_decay=[0.1]", "model.bias=[false]", "--plan"]
+    code, summary, _, _ = sweep(capsys, run, *flags)
+    config = load_config(run)
+    assert config.sweep.lrs == [2.0**power for power in range(-10, -6)] and config.sweep.seeds == [0, 1, 3, 5]
+    assert config.sweep.widths == [16, 32] and config.sweep.depths == []  # the one width that all trials had, and no axis
+    assert config.sweep.grid == {"optimizer.weight_decay": [0, 0.1, 0.2], "model.bias": [True, False]}
+    assert ids <= {trial.id for trial in expand(config, config.sweep)}
+    assert code == 0 and summary["metrics"]["counts"]["done"] == len(ids) == 12 and summary["metrics"]["counts"]["trials"] == 192
+    before = (run / "config.yaml").read_text()
+    sweep(capsys, run, "--lrs", "2^-8", "--seeds", "1", "--plan")
+    assert (run / "config.yaml").read_text() == before
+
+
 def test_shares_divide_the_trials_and_a_last_call_judges(capsys, yaml):
     run = planned(capsys, yaml, "--lrs", "2^-8..2^-4", "--executor", "sequential")
     for share in range(2):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import signal
 import subprocess
@@ -17,7 +18,7 @@ from ipu_lean.errors import ConfigError
 from ipu_lean.sweep.grid import expand
 from ipu_lean.sweep.jobs import Job
 from ipu_lean.sweep.trial import make_result, run_trial
-from ipu_lean.sweep.workers import run_local
+from ipu_lean.sweep.workers import _Worker, run_local
 from tests.sweep.helpers import tiny
 
 pytestmark = pytest.mark.pod
@@ -111,6 +112,37 @@ def test_a_bug_in_a_job_fails_what_it_left(trials):
 def test_what_holds_for_all_trials_is_raised(trials):
     with pytest.raises(ConfigError, match="data.corpus"):
         run([Job([trial]) for trial in trials], holds_for_all)
+
+
+def test_a_worker_that_is_starting_does_not_hear_ctrl_c(trials):
+    """It used to end with a traceback, while it imported; what the parent gets is the parent's matter."""
+    worker = _Worker(multiprocessing.get_context("spawn"), pretend)
+    try:
+        for _ in range(20):
+            os.kill(worker.process.pid, signal.SIGINT)
+            time.sleep(0.01)
+        worker.give(Job(trials[:1]), 1)
+        kind, result = worker.pipe.recv()
+        assert kind == "result" and result.id == trials[0].id
+    finally:
+        worker.end()
+    assert signal.SIGINT not in signal.pthread_sigmask(signal.SIG_BLOCK, [])
+
+
+def test_a_ctrl_c_that_was_held_back_leaves_no_worker_behind(trials, monkeypatch):
+    started = []
+
+    def start(process):
+        before(process)
+        started.append(process)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    context = multiprocessing.get_context("spawn")
+    before = context.Process.start
+    monkeypatch.setattr(context.Process, "start", start)
+    with pytest.raises(KeyboardInterrupt):
+        run_local([Job(trials[:1])], 1, print, train=pretend)
+    assert len(started) == 1 and not started[0].is_alive()
 
 
 def alive(pid):

@@ -45,9 +45,9 @@ def run_coord_check(
     """Measure how activations and updates scale with the width (and the depth), and judge it.
 
     Args:
-        widths: two or more (three, to judge activations); 1, 2, 4 and 8 times the base unless given. steps: weight updates. seeds: runs at every width.
-        lr: peak learning rate; the configuration's unless given. device: the configuration's unless given.
-        depths: also check these, at the narrowest width. out: run directory; `runs/NAME-coord-check-TIME` unless given.
+        widths: two or more (three, to judge activations); 1, 2, 4 and 8 times the base unless given. steps: weight updates.
+        seeds: runs at every width. lr: peak learning rate; the configuration's unless given. device: the configuration's unless
+        given. depths: also check these, at the narrowest width. out: run directory; `runs/NAME-coord-check-TIME` unless given.
         strict: an inconclusive verdict fails as well.
     Raises:
         ConfigError, EnvironmentProblem: before anything was written.
