@@ -53,7 +53,7 @@ class ConfigError(IpuLeanError):
     Args:
         rule: what must hold, as a sentence without its final full stop.
         key: dotted path of the key at fault, such as `model.heads`.
-        value: the value found there (shown with repr).
+        value: the value found there (shown by `as_written`).
         suggestion: what to do about it, as a sentence without its final full stop (a question keeps its mark).
         file, line: where the value was written, when known.
     """
@@ -75,10 +75,18 @@ class ConfigError(IpuLeanError):
 
     def __str__(self) -> str:
         where = "" if self.file is None else (f"{self.file}:{self.line}: " if self.line else f"{self.file}: ")
-        subject = "" if self.key is None else (f"`{self.key}`: " if self.value is None else f"`{self.key}: {self.value!r}`: ")
+        value = "" if self.value is None else f": {as_written(self.value)}"
+        subject = "" if self.key is None else f"`{self.key}{value}`: "
         stop = "" if (self.suggestion or "").endswith("?") else "."
         tail = "" if not self.suggestion else f" {self.suggestion[0].upper()}{self.suggestion[1:]}{stop}"
         return f"{where}{subject}{self.rule}.{tail}"
+
+
+def as_written(value: Any) -> str:
+    """A value as a YAML file has it: `true`, `null`, `[1, false]`; text in quotes."""
+    if isinstance(value, (list, tuple)):
+        return f"[{', '.join(map(as_written, value))}]"
+    return {True: "true", False: "false"}[value] if isinstance(value, bool) else "null" if value is None else repr(value)
 
 
 def did_you_mean(word: str, known: Iterable[str], cutoff: float = 0.55) -> Optional[str]:

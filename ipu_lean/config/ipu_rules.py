@@ -95,7 +95,7 @@ def _placement(config: Config, found: Layout) -> None:
     proportions = config.ipu.matmul_proportion
     if isinstance(proportions, list) and len(proportions) != found.ipus:
         raise ConfigError(
-            f"there are {len(proportions)} shares for {found.ipus} IPUs",
+            f"there are {len(proportions)} shares for {_counted(found.ipus, 'IPU')}",
             key="ipu.matmul_proportion",
             value=proportions,
             suggestion="give one for each IPU of a replica, or a single number",
@@ -206,12 +206,19 @@ def _optimizer(config: Config) -> None:
         )
 
 
+def _counted(count: int, what: str) -> str:
+    """`1 IPU`, `2 IPUs`."""
+    return f"{count} {what}{'' if count == 1 else 's'}"
+
+
 def _device(config: Config, found: Layout) -> None:
-    total = found.ipus * config.batch.replicas
+    replicas = config.batch.replicas
+    total = found.ipus * replicas
     if total & (total - 1):
         uneven = bool(found.ipus & (found.ipus - 1))
         raise ConfigError(
-            f"{found.ipus} IPUs a replica x {config.batch.replicas} replicas = {total} IPUs, which must be a power of two",
+            f"{_counted(found.ipus, 'IPU')} a replica x {_counted(replicas, 'replica')} = {total} IPUs, which must be "
+            "a power of two",
             key="ipu.layers_per_ipu" if uneven else "batch.replicas",
             value=list(found.layers) if uneven else config.batch.replicas,
             suggestion=f"make it {_powers(total)}",

@@ -29,7 +29,7 @@ MISTAKES = [
     ("train: {steps: .nan}\n", "text:2: `train.steps: nan`: this must be a whole number."),
     ("train: {steps: '10'}\n", "text:2: `train.steps: '10'`: this must be a whole number."),
     ("model: {width: 1000000000000}\n", "text:2: `model.width: 1000000000000`: this must be at most 1048576."),
-    ("seed: true\n", "text:2: `seed: True`: this must be a whole number."),
+    ("seed: true\n", "text:2: `seed: true`: this must be a whole number."),
     ("seed: -1\n", "text:2: `seed: -1`: this must be at least 0."),
     ("seed: 1" + "0" * 30 + "\n", "this must be less than 4294967296."),
     ("optimizer: {lr: fast}\n", "text:2: `optimizer.lr: 'fast'`: this must be a number."),
@@ -119,3 +119,10 @@ def test_a_mistake_in_the_extended_file_names_that_file(tmp_path):
     (tmp_path / "b.yaml").write_text("extends: a.yaml\nmup: {base_width: 64}\n")
     with pytest.raises(ConfigError, match=r"extends .*a\.yaml:3: `model\.heads: 7`: this must divide model\.width"):
         load(tmp_path / "b.yaml")
+
+
+def test_values_are_shown_as_yaml_has_them():
+    shown = [str(ConfigError("no", key="k", value=value)) for value in (True, False, [1, True, None, "x"], (0.5, 2), "true", 0)]
+    assert shown == [
+        f"`k: {text}`: no." for text in ("true", "false", "[1, true, null, 'x']", "[0.5, 2]", "'true'", "0")
+    ]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, Dict, List, Optional, Tuple
 
 from ipu_lean.config import Config, derived, layer_kinds
-from ipu_lean.errors import ConfigError
+from ipu_lean.errors import ConfigError, as_written
 from ipu_lean.models.convert.parts import Part
 from ipu_lean.models.convert.settings import Settings, only
 from ipu_lean.models.spec import GPTSpec
@@ -179,7 +179,7 @@ def _check(config: Config) -> None:
 
 def _need(key: str, value: Any, allowed: Tuple[Any, ...]) -> None:
     if value not in allowed:
-        words = " or ".join(str(one) for one in allowed)
+        words = " or ".join(one if isinstance(one, str) else as_written(one) for one in allowed)
         raise ConfigError(f"transformers' Reformer has no such thing: only {words} can be written", key=key, value=value)
 
 
