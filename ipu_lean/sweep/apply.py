@@ -27,7 +27,9 @@ SAME = ("model.", "mup.", "optimizer.")
 
 
 class Choice(NamedTuple):
-    """A learning rate, where it comes from, and the values of the other axes that go with it."""
+    """A learning rate (a rate of the grid as it is, a parabola's vertex to three digits), where it comes from, and the values of
+    the other axes that go with it.
+    """
 
     lr: float
     group: Group
@@ -79,14 +81,14 @@ def choose(groups: Sequence[Group]) -> Choice:
         if not ended:
             continue
         one = sure[-1] if sure else ended[-1]
-        lr = 2.0**one.log2_lr if one.log2_lr is not None else one.best_lr
+        lr = float(f"{2.0**one.log2_lr:.3g}") if one.log2_lr is not None else one.best_lr
         better = best is None or (one.log2_lr is not None, one.size, -one.loss) > (
             best.optimum.log2_lr is not None,
             best.optimum.size,
             -best.optimum.loss,
         )
         if better:
-            best = Choice(float(f"{lr:.3g}"), group, one, {**group.cell, "parametrization": group.parametrization})
+            best = Choice(lr, group, one, {**group.cell, "parametrization": group.parametrization})
     assert best is not None, "no trial under the deciding parametrisation has ended"
     return best
 
@@ -126,7 +128,8 @@ def _grid_keys(choice: Choice) -> List[str]:
 def _origins(config: Config, choice: Choice, final: Loaded) -> Dict[str, str]:
     """Where each value of the large run comes from, for the comments."""
     before, after = flat(config), flat(final.config)
-    names = {"optimizer.lr": "chosen by the sweep", "mup.parametrization": "as judged"}
+    how = "a rate of its grid" if choice.optimum.log2_lr is None else "vertex of the parabola, to three digits"
+    names = {"optimizer.lr": f"chosen by the sweep ({how})", "mup.parametrization": "as judged"}
     names.update(dict.fromkeys(_grid_keys(choice), "the best value of the grid"))
     origins = {}
     for key in final.provenance:
@@ -143,10 +146,11 @@ def _notes(
     """What a reader of the file must know, a paragraph each."""
     group, one = choice.group, choice.optimum
     sizes = ", ".join(f"{found.size:g}" for found in group.optima)
-    how = "vertex of the parabola" if one.log2_lr is not None else "lowest loss of the grid"
+    power = f"2^{math.log2(choice.lr):.2f}"
+    how = f"vertex of the parabola, to three digits: {power}" if one.log2_lr is not None else "lowest loss of the grid"
     notes = [
         f"Written by `ipu-lean sweep apply {directory}`.",
-        f"optimizer.lr {choice.lr:g} is the optimum at {group.axis} {one.size:g} ({how}: 2^{math.log2(choice.lr):.2f}) of a "
+        f"optimizer.lr {choice.lr!r} is the optimum at {group.axis} {one.size:g} ({how}) of a "
         f"sweep over {group.axis} {sizes} ({group.title}).",
     ]
     if one.log2_lr is None:

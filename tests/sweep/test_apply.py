@@ -48,9 +48,21 @@ def test_the_large_run_loads_and_differs_in_what_was_chosen(run, capsys, tmp_pat
     differing = {key for key, value in flat(large).items() if value != flat(small)[key]}
     assert differing == {"name", "model.width", "optimizer.lr", "sweep"}
     assert large.model.width == 128 and large.optimizer.lr == pytest.approx(2**-7.2, rel=0.03)
-    assert "Verdict lr-transfer: pass" in text and "Beware" not in text and "chosen by the sweep" in text
+    assert "Verdict lr-transfer: pass" in text and "Beware" not in text
+    assert "chosen by the sweep (vertex of the parabola, to three digits)" in text
     assert any(".".join(path) == "optimizer.lr" for path, _ in leaves())
     assert all(len(line) < 130 for line in text.splitlines() if line.startswith("#"))
+
+
+def test_the_rate_is_the_grids_own_or_a_vertex_and_says_which(run, capsys, tmp_path):
+    directory = run("--widths", "16..64", "--lrs", "0.00123456,0.0025,0.003456789", "--seeds", "2")  # no vertex
+    _, text, _ = apply(capsys, directory)
+    (tmp_path / "big.yaml").write_text(text)
+    grid = load_config(directory).sweep.lrs
+    large = load_config("big.yaml")
+    assert large.optimizer.lr == grid[-1] and float(f"{grid[-1]:.3g}") != grid[-1]
+    assert repr(grid[-1]) in text.split("optimizer.lr ")[1] and "chosen by the sweep (a rate of its grid)" in text
+    assert large.model.width == 64  # the largest that was swept, without --width
 
 
 def test_the_best_cell_of_a_grid_is_taken_over(run, capsys, tmp_path):
