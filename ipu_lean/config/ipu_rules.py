@@ -21,12 +21,18 @@ def check_ipu(config: Config) -> None:
     _precision(config)
     _memory(config)
     _processes(config)
-    _placement(config, found)
-    _shared(config, found)
+    check_placement(config)
     _surrogate(config)
     _pipeline(config, found)
     _optimizer(config)
     _device(config, found)
+
+
+def check_placement(config: Config) -> None:
+    """Raises ConfigError where a layer, the embedding or the readout cannot stand where `ipu` puts it, whatever the device."""
+    found = layout(config)
+    _placement(config, found)
+    _shared(config, found)
 
 
 def _precision(config: Config) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Dict, Optional, Tuple
 
 from ipu_lean.config import Loaded, config_hash, dump_config
+from ipu_lean.config.ipu_rules import check_placement
 from ipu_lean.errors import ConfigError, VerdictFailed
 from ipu_lean.ipu.plan.auto import explain, keys_of, search
 from ipu_lean.ipu.plan.levers import first_lever
@@ -28,8 +29,10 @@ def run_plan(loaded: Loaded, pod: Optional[int] = None, out: Optional[str] = Non
         pod: IPUs of the machine; None for batch.replicas. out: a new directory for config.yaml, plan.txt, plan.png, summary.json.
         traced: also trace the step (seconds, and torch); the less favourable of both verdicts then counts.
     Raises:
+        ConfigError: a layer, the embedding or the readout cannot stand where `ipu` puts it.
         VerdictFailed: an IPU would overflow; `summary` holds the rest.
     """
+    check_placement(loaded.config)
     directory = None if out is None else _new_directory(out)
     plan, deciding, summary = _planned(loaded, pod, traced)
     if directory is not None:

@@ -102,3 +102,20 @@ def test_the_answer_needs_no_torch_and_no_numpy_and_comes_at_once() -> None:
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=str(ROOT))
     assert done.returncode == 0, done.stderr
     assert float(done.stdout.splitlines()[-1]) < 1.0
+
+
+@pytest.mark.parametrize(
+    "overrides, reason",
+    [
+        (["ipu.layers_per_ipu=[2, 10, -1]", "batch.accumulation=5"], "IPU 2 would hold nothing"),
+        (["ipu.layers_per_ipu=[6, 6]", "ipu.head_ipu=1", "batch.accumulation=5"], "a weight cannot be on two IPUs"),
+        (["ipu.embedding_ipu=9", "ipu.head_ipu=9"], "IPU 1 would hold nothing"),
+    ],
+)
+def test_a_placement_that_no_ipu_takes_is_refused_for_a_file_of_another_device(
+    capsys: Any, tmp_path: Path, overrides: Any, reason: str
+) -> None:
+    file = tmp_path / "cpu.yaml"
+    file.write_text("model: {width: 64, depth: 12, heads: 4, seq: 64}\nmup: {base_width: 64}\n")
+    assert main(["plan", str(file), *overrides]) == 2
+    assert reason in capsys.readouterr().err
