@@ -10,7 +10,7 @@ from torch import nn
 
 from ipu_lean.config import Config, derived
 from ipu_lean.config.checks import check
-from ipu_lean.errors import ConfigError
+from ipu_lean.errors import ConfigError, as_written
 from ipu_lean.models import build_model
 from ipu_lean.optim import apply_schedule, build_optimizer, build_schedule
 
@@ -130,6 +130,8 @@ def _checked(config: Config, flag: str, size: int) -> Config:
     try:
         check(config)
     except ConfigError as error:
-        rule = f"the model cannot be of this size: {error.rule}"
+        value = "" if error.value is None else f": {as_written(error.value)}"
+        subject = "" if error.key is None else f"`{error.key}{value}`: "
+        rule = f"the model cannot be of this size: {subject}{error.rule}"
         raise ConfigError(rule, key=flag, value=size, suggestion=error.suggestion) from error
     return config

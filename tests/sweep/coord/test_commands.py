@@ -90,6 +90,7 @@ def test_an_inconclusive_verdict_exits_with_4_only_if_strict(folder: Path, capsy
         (["--widths", "64"], "--widths"),
         (["--widths", "64,many"], "--widths"),
         (["--widths", "15,31"], "--widths"),
+        (["--widths", "15,17"], "`model.heads: 2`: this must divide model.width, which is 15"),
         (["--steps", "2"], "--steps"),
         (["--seeds", "0"], "--seeds"),
         (["--lr", "-1"], "--lr"),
