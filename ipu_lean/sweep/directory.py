@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Optional, Tuple
+from typing import Callable, Optional, Tuple
 
 from ipu_lean.config import Config, config_hash, dump_config
 from ipu_lean.errors import ConfigError, RunError
+from ipu_lean.sweep.grid import FLAGS, check_axis
 from ipu_lean.sweep.results import Store
 from ipu_lean.train.files import write_atomic
 from ipu_lean.train.runs import RunDirectory
@@ -16,6 +17,8 @@ from ipu_lean.train.tasks import Progress, Task, open_task
 
 class SweepDirectory(RunDirectory):
     """Paths of one sweep; the lock keeps a second process from judging in it (shares need none)."""
+
+    doing = "running the sweep in"
 
     def __init__(self, path: Path) -> None:
         super().__init__(path)
@@ -81,8 +84,13 @@ def check_same_base(
     free: Tuple[str, ...] = ("name", "sweep"),
     may: str = "only its axes, workers and name may change",
     instead: str = "make it an axis",
+    check: Callable[[str], None] = check_axis,
 ) -> None:
-    """A sweep may get other axes and workers, and nothing else: ConfigError otherwise (and likewise for another `what`)."""
+    """A sweep may get other axes and workers, and nothing else: ConfigError otherwise (and likewise for another `what`).
+
+    Args:
+        instead: a way out for keys of which `check` raises no ConfigError (and for those that have a flag of their own).
+    """
     from ipu_lean.train.banner import flat
     from ipu_lean.train.resume import differing
 
@@ -94,8 +102,16 @@ def check_same_base(
                 f"a {what} goes on with what it began with: {may}",
                 key=key,
                 value=flat(new).get(key),
-                suggestion=f"start a new {what}, or {instead}",
+                suggestion=f"start a new {what}" + (f", or {instead}" if _may_differ(key, check) else ""),
             )
+
+
+def _may_differ(key: str, check: Callable[[str], None]) -> bool:
+    try:
+        check(key)
+    except ConfigError:
+        return check is check_axis and key in FLAGS
+    return True
 
 
 def share_of(text: str) -> Tuple[int, int]:

@@ -26,6 +26,8 @@ TRAINING = ("train", "resume", "convert")
 class RunDirectory:
     """Paths of one run, and the lock that keeps a second process from training in it."""
 
+    doing = "training in"  # what the process is at that holds the lock
+
     def __init__(self, path: Path) -> None:
         self.path = Path(path)
         self.config = self.path / "config.yaml"
@@ -61,7 +63,7 @@ class RunDirectory:
         """A new directory that holds config.yaml. ConfigError if `out` exists and is not empty."""
         cls.check_free(out)
         path = (Path(out) if out else _free_name(name)).absolute()
-        was_there = path.is_dir()
+        was_there = os.path.isdir(path)  # False for a name that is too long, of which `mkdir` tells
         # Filled beside its final place and renamed: a kill leaves no half-made run directory under the name that was asked for.
         temporary = path.with_name(f".{path.name}.tmp-{os.getpid()}")
         try:
@@ -147,7 +149,7 @@ class RunDirectory:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             handle.close()
-            raise RunError(f"another process is training in {self.path}; stop it first, or wait for it.") from None
+            raise RunError(f"another process is {self.doing} {self.path}; stop it first, or wait for it.") from None
         except OSError:  # file systems without locks
             handle.close()
             return

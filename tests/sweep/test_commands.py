@@ -259,6 +259,7 @@ def test_a_sweep_goes_on_with_what_it_began_with(capsys, yaml, key):
     run = planned(capsys, yaml, "--lrs", "2^-7,2^-6")
     before = (run / "config.yaml").read_text()
     code, _, _, err = sweep(capsys, run, key)
+    assert ("or make it an axis" in err) == (key == "model.bias=false") and "tart a new sweep" in err
     assert code == 2 and f"`{key.split('=')[0]}" in err and (run / "config.yaml").read_text() == before
     code, _, _, err = sweep(capsys, run, "--out", "other")
     assert code == 2 and "own directory" in err
@@ -270,7 +271,7 @@ def test_a_second_process_changes_nothing_under_the_first(capsys, yaml):
     first.lock()
     for flags in (["--lrs", "2^-7..2^-3"], ["--lrs", "2^-7..2^-3", "--plan"], []):
         code, _, _, err = sweep(capsys, run, *flags)
-        assert code == 1 and "another process" in err and (run / "config.yaml").read_text() == before
+        assert code == 1 and "another process is running the sweep in" in err and (run / "config.yaml").read_text() == before
     first.unlock()
     code, _, _, _ = sweep(capsys, run, "--lrs", "2^-7..2^-3", "--plan")
     assert code == 0 and len(load_config(run).sweep.lrs) == 5

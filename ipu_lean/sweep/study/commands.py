@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any, Callable, Dict, List, Optional
 
@@ -20,7 +21,7 @@ from ipu_lean.sweep.study import report
 from ipu_lean.sweep.study.judge import judge
 from ipu_lean.sweep.study.result import VariantResult, VariantStore
 from ipu_lean.sweep.study.trial import train_job
-from ipu_lean.sweep.study.variants import variants_of
+from ipu_lean.sweep.study.variants import check_change, variants_of
 from ipu_lean.sweep.workers import run_local
 from ipu_lean.train.commands import with_absolute_paths
 from ipu_lean.train.files import write_atomic
@@ -35,6 +36,8 @@ Say = Callable[[str], None]
 
 class StudyDirectory(RunDirectory):
     """config.yaml, trials/, and what is made of them."""
+
+    doing = "running the study in"
 
     def __init__(self, path: Path) -> None:
         super().__init__(path)
@@ -82,7 +85,8 @@ def run_study(
         if (run.read_summary() or {}).get("command") == "sweep":
             raise ConfigError(f"{out} holds a sweep", key="--out", suggestion=f"go on with it: `ipu-lean sweep {out}`")
         free, may = ("name", "sweep", "study"), "only variants, seeds and workers may change"
-        check_same_base(load_config(run.config), config, "study", free, may, "make it a variant")
+        can = partial(check_change, "any")
+        check_same_base(load_config(run.config), config, "study", free, may, "make it a variant", can)
         run.lock()  # before anything changes under another process's hands
         write_atomic(run.config, dump_config(config))
     else:

@@ -15,6 +15,7 @@ from ipu_lean.sweep.grid import Trial
 from ipu_lean.sweep.results import DIVERGED, DONE
 from ipu_lean.sweep.study.judge import Comparison, compare
 from ipu_lean.sweep.study.result import VariantResult, VariantStore, score
+from ipu_lean.sweep.trial import diverged_at
 from ipu_lean.train.files import disk_guard, write_atomic
 
 POINTS = 200  # of a curve: losses are averaged over equal stretches of updates
@@ -48,7 +49,7 @@ class Row:
         """`done`, `2 of 3`, or what went wrong."""
         bad = [result for result in self.results if result.status != DONE]
         if bad:
-            at = f" at {len(bad[0].losses)}" if bad[0].status == DIVERGED else ""
+            at = f" at {diverged_update(bad[0])}" if bad[0].status == DIVERGED else ""
             return f"{bad[0].status}{at}" + (f" ({len(bad)} of {self.seeds})" if self.seeds > 1 else "")
         return "done" if len(self.results) == self.seeds else f"{len(self.results)} of {self.seeds}"
 
@@ -57,6 +58,11 @@ class Row:
         names = ("name", "loss", "spread", "train_loss", "grad_norm", "weight_norm", "peak_mb", "tokens_per_s", "state")
         beside = None if self.beside is None else asdict(self.beside)
         return {**{name: getattr(self, name) for name in names}, "beside_reference": beside}
+
+
+def diverged_update(result: VariantResult) -> int:
+    """The update at which it diverged, counted from 1 as `train` does; an engine that gives up leaves no loss of that one."""
+    return diverged_at(result.losses) or len(result.losses) + 1
 
 
 def rank(variants: Dict[str, List[Trial]], store: VariantStore, reference: Optional[str] = None) -> List[Row]:

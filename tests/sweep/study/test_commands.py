@@ -31,7 +31,9 @@ def here(monkeypatch):
 
 
 def config(tmp_path, variants=VARIANTS, **study):
-    return tiny(tmp_path, train={"steps": 12}, study={"variants": variants, "seeds": 2, **study})
+    return tiny(
+        tmp_path, train={"steps": 12}, study={"variants": variants, "seeds": 2, **study}, logging={"progress": "bar"}
+    )
 
 
 def run(given, out, **options):
@@ -43,6 +45,8 @@ def test_ranking_files_and_what_is_not_trained_again(tmp_path, here, monkeypatch
     summary = run(config(tmp_path), out, say=said.append)
     ranking = summary["metrics"]["ranking"]
     assert ranking[-1]["name"] == "wild" and ranking[-1]["loss"] is None and ranking[-1]["state"].startswith("diverged at")
+    told = next(line for text in said for line in text.splitlines() if line.startswith("wild seed 0: diverged"))
+    assert f"step {ranking[-1]['state'].split()[2]}" in told  # one counting of updates, from 1
     assert ranking[0]["loss"] <= ranking[1]["loss"] and ranking[0]["spread"] > 0 and summary["metrics"]["note"] is None
     rows = list(csv.DictReader((out / "results.csv").read_text().splitlines()))
     assert [(row["variant"], row["seed"]) for row in rows] == [(name, seed) for name in VARIANTS for seed in "01"]
@@ -73,14 +77,14 @@ def test_only_variants_and_seeds_may_change(tmp_path, here):
     changed = tiny(tmp_path, train={"steps": 13}, study={"variants": {"a": {}}})
     with pytest.raises(ConfigError) as caught:
         run(changed, tmp_path / "study")
-    assert caught.value.key == "train.steps"
+    assert caught.value.key == "train.steps" and caught.value.suggestion == "start a new study"
 
 
 def test_a_second_process_changes_nothing_under_the_first(tmp_path, here):
     run(config(tmp_path, {"a": {}}), tmp_path / "study")
     before, first = (tmp_path / "study" / "config.yaml").read_text(), commands.StudyDirectory(tmp_path / "study")
     first.lock()
-    with pytest.raises(RunError, match="another process"):
+    with pytest.raises(RunError, match="another process is running the study in"):
         run(config(tmp_path, {"a": {}, "b": {"optimizer.lr": 1e-4}}), tmp_path / "study")
     assert (tmp_path / "study" / "config.yaml").read_text() == before
     first.unlock()
