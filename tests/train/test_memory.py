@@ -51,6 +51,15 @@ def test_bytes_a_parameter_are_those_of_the_arithmetic(mode: Any) -> None:
 
 
 @pytest.mark.pod
+def test_a_small_model_that_updates_in_passing_makes_no_more_for_it_than_a_tensor_needs() -> None:
+    """Updated at once are 65,536 elements, and of a fused update one tensor, or the small ones that wait for the end."""
+    sizes = [64 * 257, 64 * 64, 64 * 64, *[64] * 8]
+    config = config_of(model={"width": 64, "depth": 1, "heads": 2, "seq": 64}, mup={"base_width": 32}, precision="bf16-pure")
+    whole, fused = (predicted(with_mode(config, mode), sizes, 257) for mode in chosen(["bf16-pure/none", "bf16-pure/none+fused"]))
+    standing = fused.held - fused.gradients + fused.copies + fused.activations
+    assert fused.peak == standing + 40 * max(sizes) and whole.peak >= whole.held + 40 * sum(sizes)
+
+
 def test_other_optimizers_hold_other_moments() -> None:
     def held(**optimizer: Any) -> Tuple[int, int, int]:
         config = config_of(precision="bf16-pure", optimizer=optimizer)

@@ -127,3 +127,26 @@ def test_short_sequences_hash_nothing_and_keep_no_order() -> None:
     assert kept(2) - kept(1) == pytest.approx(tokens * 2, rel=0.1)
     assert kept(3, memory=STORE) - kept(2, memory=STORE) == pytest.approx(tokens * (16 + 4), rel=0.1)
     assert kept(3, full_below=128) == kept(1, full_below=128)
+
+
+MLPS: Dict[str, Any] = {
+    "as cifar_mlp": {"width": 64, "depth": 2, "features": 64, "micro": 64},
+    "few rows, many features": {"width": 256, "depth": 3, "features": 3072, "micro": 128},
+    "gelu": {"width": 512, "depth": 4, "features": 100, "micro": 16, "activation": "gelu"},
+    "dropout": {"width": 32, "depth": 6, "features": 64, "micro": 512, "activation": "silu", "dropout": 0.1},
+    "relu and dropout, standard": {"width": 128, "depth": 3, "features": 20, "micro": 256, "dropout": 0.2, "mup": STANDARD},
+}
+
+
+@pytest.mark.parametrize("precision", PRECISIONS)
+@pytest.mark.parametrize("setting", list(MLPS))
+def test_mlp(setting: str, precision: str) -> None:
+    """Of images everything is followed step by step, so the formula is exact but for biases and single numbers."""
+    model = {"kind": "mlp", "activation": "relu", **MLPS[setting]}
+    micro, mup = model.pop("micro"), model.pop("mup", {"base_width": 8})
+    config = make_config(model=model, mup=mup, batch={"micro": micro}, precision=precision, data={"images": "digits"})
+    engine = TorchEngine(TrainStep(build_model(config, 10)), None, None, config)
+    engine.wrapped.train()
+    found = worker._activations(engine, worker.batch_of(config, 10))
+    assert copy_bytes(config, 10) == pytest.approx(found["copies"], rel=0.02, abs=500)
+    assert activation_bytes(config, 10) == pytest.approx(found["activations"], rel=0.015)

@@ -195,7 +195,39 @@ def _copies(config: Config, sizes: Sizes, kind: str, shared: bool) -> _Copies:
 
 
 def _mlp(config: Config, vocab: int) -> int:
+    """The activations at the moment when they and the copies of weights are most, step by step as a `MLP` computes."""
     sizes, rows, model = Sizes(config), config.batch.micro, config.model
-    kept = rows * model.width * 2 * sizes.element * model.depth + rows * (model.features or 0) * sizes.element
-    largest = max(model.features or 0, model.width, vocab) * model.width
-    return kept + rows * vocab * 12 + 2 * rows * model.width * sizes.stream + largest * sizes.weight
+    plane, features = rows * model.width * sizes.element, model.features or 0
+    images = 0 if sizes.element == 4 else rows * features * sizes.element  # in the type of the weights, or cast by autocast
+    # What a relu's gradient reads is its output, which the next product reads as well; others read their input, and dropout keeps
+    # a mask of the same type. What only a product read is gone when the gradient comes to the activation before it.
+    shared = model.activation == "relu" and not model.dropout
+    own = (1 if shared else 3 if model.dropout else 2) * plane
+    gone = 0 if shared else plane
+    # Scaled features are kept in place of those that went in, unless a relu reads these again; the forward pass has both.
+    scaled, both = (plane if shared and _scales(config) else 0), (gone if _scales(config) else 0)
+    square = model.width * model.width
+    copies = [2 * square * max(0, place) if sizes.mixed else 0 for place in range(-1, model.depth)]
+    head = 2 * vocab * model.width if sizes.mixed else 0
+    first = 2 * features * model.width if sizes.mixed else 0  # cast for the forward pass only
+    kept = images + model.depth * own + scaled
+    loss = rows * vocab
+    moments = [
+        (kept + both + 8 * loss + 8 * rows, first + copies[-1] + head),
+        (kept + 12 * loss, copies[-1] + head),
+        (kept + plane + (loss + vocab * model.width) * sizes.element, copies[-1] + head),
+    ]
+    for layer in reversed(range(model.depth)):
+        below = images + layer * own
+        matrix = square if layer else features * model.width
+        handed = plane if layer else 0
+        moments.append((below + own - gone + 2 * plane, copies[layer + 1]))
+        moments.append((below + plane + handed + matrix * sizes.element, copies[layer + 1]))
+        moments.append(((below if layer else 0) + handed + matrix * sizes.made, copies[layer]))
+    return max(moments, key=sum)[0]
+
+
+def _scales(config: Config) -> bool:
+    """Whether the readout multiplies its input (muP away from the base width, or a multiplier of its own)."""
+    model, mup = config.model, config.mup
+    return mup.output_mult != 1.0 or (mup.parametrization == "mup" and mup.base_width not in (None, model.width))

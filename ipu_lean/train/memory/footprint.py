@@ -67,15 +67,16 @@ def predicted(config: Config, sizes: List[int], vocab: int) -> Footprint:
     """The formula for a configuration whose parameters have these sizes."""
     count = sum(sizes)
     weight, gradient, moments, kept = each(config)
-    alive = count
+    alive = together = count  # together: updated in one go
     if config.memory.fused_update:  # the largest, and the small ones that wait for the end
-        alive = min(count, max(sizes) + sum(size for size in sizes if size < min(WAITING, max(sizes))))
+        waiting = sum(size for size in sizes if size < min(WAITING, max(sizes)))
+        alive, together = min(count, max(sizes) + waiting), max(max(sizes), waiting)
     copies, activations = copy_bytes(config, vocab), activation_bytes(config, vocab)
     found = Footprint(count * weight, alive * gradient, count * moments, count * kept, copies, activations)
     # Activations are most before the first gradient is there. At the end there are all gradients, for a tied matrix two parts
     # beside their sum, or what an update makes in passing: torch's optimizers two of a tensor's size, ours some of a block's.
     pair = 2 * gradient * vocab * config.model.width if derived.tied(config.model) else 0
-    passing = PASSING * min(EAGER_BLOCK, count) if config.precision == "bf16-pure" else 2 * weight * max(sizes)
+    passing = PASSING * min(EAGER_BLOCK, together) if config.precision == "bf16-pure" else 2 * weight * max(sizes)
     begin = copies + activations + (passing if config.memory.fused_update else 0)  # while all activations are there
     peak = found.held - found.gradients + max(begin, found.gradients + max(pair, passing))
     return Footprint(**{**asdict(found), "peak": peak})

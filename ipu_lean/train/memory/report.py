@@ -45,7 +45,7 @@ def _remark(metrics: Dict[str, Any]) -> List[str]:
     other = max(row["measured"]["other"] for row in metrics["modes"] if row["measured"] is not None)
     return [
         f"up to {other / 1e6:.2f} MB of what was measured are Python's objects and pages begun, not tensors: "
-        f"with so many tensors, `off` says something from about {least:,} parameters on"
+        f"with so many tensors, `off`, like a measured peak, says something from about {least:,} parameters on"
     ]
 
 
