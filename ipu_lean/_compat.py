@@ -146,9 +146,8 @@ def increment_versions(tensors: List[torch.Tensor]) -> None:
     """Tell autograd that these were changed in place, where their memory was written past it: a backward pass that saved one of
     them is refused then, as after any other change in place.
     """
-    known = getattr(torch.autograd.graph, "increment_version", None)
-    for tensor in tensors:
-        if known is not None:
-            known(tensor)
-        else:
+    try:
+        torch.autograd.graph.increment_version(tensors)  # type: ignore[attr-defined]
+    except (AttributeError, TypeError):  # before torch 2.1 there is none, and some after it take only one tensor
+        for tensor in tensors:
             tensor.detach().unsqueeze(0)[:0].zero_()  # a view shares the counter

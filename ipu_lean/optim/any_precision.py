@@ -22,6 +22,9 @@ C_FROM, COMPILE_FROM = 1 << 17, 1 << 21
 """Elements from which compiling pays, in C (a second, once a machine) and by torch.compile (some seconds in each process)."""
 
 
+_ONE = torch.tensor(1.0)
+
+
 class AnyPrecisionAdamW(torch.optim.Optimizer):
     """AdamW (Loshchilov and Hutter 2019) with a type for each of its states.
 
@@ -205,7 +208,7 @@ class AnyPrecisionAdamW(torch.optim.Optimizer):
                 walk.update(block, step)
         walk.finish()
         stretch.finish()
-        torch._foreach_add_(steps, 1)
+        torch._foreach_add_(steps, [_ONE] * len(steps))  # a number would be made a tensor for each
         _compat.increment_versions(moved)
 
     def _compiles(self, group: Dict[str, Any], stretch: Stretch) -> bool:

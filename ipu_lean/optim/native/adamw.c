@@ -1,6 +1,8 @@
 /* AdamW on bf16 weights, gradients and moments in one pass: the rules of any_precision_rules.py, with the same roundings up to fused products.
  *
- * Each rule is written once, in terms of W lanes: 16 with AVX-512 and its bf16 instructions, else 1, which compilers vectorise.
+ * Each rule is written once, in terms of W lanes: 32 with AVX-512 and its bf16 instructions, else 1, which compilers vectorise.
+ * The 32 are two registers of 16, for even and for odd places: so bf16 becomes float32 and back in half as many instructions,
+ * which is what bounds the rules (not division, not memory).
  * Compile with -ffp-contract=off: products and sums are fused only where it says so, and only with AVX-512.
  */
 #include <math.h>
@@ -9,35 +11,53 @@
 
 #if defined(__AVX512F__) && defined(__AVX512BW__) && defined(__AVX512VL__) && defined(__AVX512BF16__)
 #include <immintrin.h>
-#define W 16
-typedef __m512 F;
-typedef __m512i I;
-static inline F set(float x) { return _mm512_set1_ps(x); }
-static inline F add(F a, F b) { return _mm512_add_ps(a, b); }
-static inline F sub(F a, F b) { return _mm512_sub_ps(a, b); }
-static inline F mul(F a, F b) { return _mm512_mul_ps(a, b); }
-static inline F muladd(F a, F b, F c) { return _mm512_fmadd_ps(a, b, c); }
-static inline F divide(F a, F b) { return _mm512_div_ps(a, b); }
-static inline F root(F a) { return _mm512_sqrt_ps(a); }
-static inline I bits(F a) { return _mm512_castps_si512(a); }
-static inline F floats(I a) { return _mm512_castsi512_ps(a); }
-static inline I iset(uint32_t x) { return _mm512_set1_epi32((int)x); }
-static inline I iadd(I a, I b) { return _mm512_add_epi32(a, b); }
-static inline I isub(I a, I b) { return _mm512_sub_epi32(a, b); }
-static inline I iand(I a, I b) { return _mm512_and_si512(a, b); }
-static inline I ixor(I a, I b) { return _mm512_xor_si512(a, b); }
-static inline I imul(I a, I b) { return _mm512_mullo_epi32(a, b); }
-#define SHR(a, k) _mm512_srli_epi32(a, k)
-#define SHL(a, k) _mm512_slli_epi32(a, k)
+#define W 32
+typedef struct { __m512 a, b; } F; /* of elements at even and at odd places */
+typedef struct { __m512i a, b; } I;
+static inline F set(float x) { __m512 y = _mm512_set1_ps(x); return (F){y, y}; }
+static inline F add(F x, F y) { return (F){_mm512_add_ps(x.a, y.a), _mm512_add_ps(x.b, y.b)}; }
+static inline F sub(F x, F y) { return (F){_mm512_sub_ps(x.a, y.a), _mm512_sub_ps(x.b, y.b)}; }
+static inline F mul(F x, F y) { return (F){_mm512_mul_ps(x.a, y.a), _mm512_mul_ps(x.b, y.b)}; }
+static inline F muladd(F x, F y, F z) { return (F){_mm512_fmadd_ps(x.a, y.a, z.a), _mm512_fmadd_ps(x.b, y.b, z.b)}; }
+static inline F divide(F x, F y) { return (F){_mm512_div_ps(x.a, y.a), _mm512_div_ps(x.b, y.b)}; }
+static inline F root(F x) { return (F){_mm512_sqrt_ps(x.a), _mm512_sqrt_ps(x.b)}; }
+static inline I bits(F x) { return (I){_mm512_castps_si512(x.a), _mm512_castps_si512(x.b)}; }
+static inline F floats(I x) { return (F){_mm512_castsi512_ps(x.a), _mm512_castsi512_ps(x.b)}; }
+static inline I iset(uint32_t x) { __m512i y = _mm512_set1_epi32((int)x); return (I){y, y}; }
+static inline I iadd(I x, I y) { return (I){_mm512_add_epi32(x.a, y.a), _mm512_add_epi32(x.b, y.b)}; }
+static inline I isub(I x, I y) { return (I){_mm512_sub_epi32(x.a, y.a), _mm512_sub_epi32(x.b, y.b)}; }
+static inline I iand(I x, I y) { return (I){_mm512_and_si512(x.a, y.a), _mm512_and_si512(x.b, y.b)}; }
+static inline I ixor(I x, I y) { return (I){_mm512_xor_si512(x.a, y.a), _mm512_xor_si512(x.b, y.b)}; }
+static inline I imul(I x, I y) { return (I){_mm512_mullo_epi32(x.a, y.a), _mm512_mullo_epi32(x.b, y.b)}; }
+#define SHR(x, k) ((I){_mm512_srli_epi32((x).a, k), _mm512_srli_epi32((x).b, k)})
+#define SHL(x, k) ((I){_mm512_slli_epi32((x).a, k), _mm512_slli_epi32((x).b, k)})
 static inline I lanes(uint32_t first) {
-    return iadd(iset(first), _mm512_set_epi32(15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0));
+    const __m512i even = _mm512_set_epi32(30, 28, 26, 24, 22, 20, 18, 16, 14, 12, 10, 8, 6, 4, 2, 0);
+    return iadd(iset(first), (I){even, _mm512_add_epi32(even, _mm512_set1_epi32(1))});
 }
-static inline F load(const uint16_t *p) { return floats(SHL(_mm512_cvtepu16_epi32(_mm256_loadu_si256((const void *)p)), 16)); }
-static inline void store_high(uint16_t *p, I a) { _mm256_storeu_si256((void *)p, _mm512_cvtepi32_epi16(SHR(a, 16))); }
-static inline void store(uint16_t *p, F a) { _mm256_storeu_si256((void *)p, (__m256i)_mm512_cvtneps_pbh(a)); }
-static inline F rounded(F a) { return floats(SHL(_mm512_cvtepu16_epi32((__m256i)_mm512_cvtneps_pbh(a)), 16)); }
-static inline I load_byte(const uint8_t *p) { return _mm512_cvtepu8_epi32(_mm_loadu_si128((const void *)p)); }
-static inline void store_byte(uint8_t *p, I a) { _mm_storeu_si128((void *)p, _mm512_cvtepi32_epi8(a)); }
+static inline F apart(__m512i x) {
+    const __m512i upper = _mm512_set1_epi32((int)0xffff0000u);
+    return (F){_mm512_castsi512_ps(_mm512_slli_epi32(x, 16)), _mm512_castsi512_ps(_mm512_and_si512(x, upper))};
+}
+static inline __m512i together(F x) { /* rounded to nearest; the instruction puts all of x.a before all of x.b */
+    const __m512i order = _mm512_set_epi16(
+        31, 15, 30, 14, 29, 13, 28, 12, 27, 11, 26, 10, 25, 9, 24, 8, 23, 7, 22, 6, 21, 5, 20, 4, 19, 3, 18, 2, 17, 1, 16, 0);
+    return _mm512_permutexvar_epi16(order, (__m512i)_mm512_cvtne2ps_pbh(x.b, x.a));
+}
+static inline F load(const uint16_t *p) { return apart(_mm512_loadu_si512((const void *)p)); }
+static inline void store(uint16_t *p, F x) { _mm512_storeu_si512((void *)p, together(x)); }
+static inline F rounded(F x) { return apart(together(x)); }
+static inline void store_high(uint16_t *p, I x) {
+    _mm512_storeu_si512((void *)p, _mm512_mask_blend_epi16(0xaaaaaaaau, _mm512_srli_epi32(x.a, 16), x.b));
+}
+static inline I load_byte(const uint8_t *p) {
+    const __m512i x = _mm512_cvtepu8_epi16(_mm256_loadu_si256((const void *)p));
+    return (I){_mm512_and_si512(x, _mm512_set1_epi32(0xffff)), _mm512_srli_epi32(x, 16)};
+}
+static inline void store_byte(uint8_t *p, I x) {
+    _mm256_storeu_si256((void *)p, _mm512_cvtepi16_epi8(_mm512_or_si512(x.a, _mm512_slli_epi32(x.b, 16))));
+}
+#define AHEAD(p) _mm_prefetch((const char *)(p) + 256, _MM_HINT_T0)
 #else
 #define W 1
 typedef float F;
@@ -67,6 +87,7 @@ static inline void store(uint16_t *p, F a) { store_high(p, nearest(a)); }
 static inline F rounded(F a) { return floats(nearest(a) & 0xffff0000u); }
 static inline I load_byte(const uint8_t *p) { return *p; }
 static inline void store_byte(uint8_t *p, I a) { *p = (uint8_t)a; }
+#define AHEAD(p) ((void)0)
 #endif
 
 enum { NONE, KAHAN, SPLIT, STOCHASTIC };
@@ -125,7 +146,12 @@ static inline __attribute__((always_inline)) void walk(
     const float s[8] = {t.s[0], t.s[1], t.s[2], t.s[3], t.s[4], t.s[5], t.s[6], t.s[7]};
     int64_t i = 0;
     t.s = s;
-    for (; i + W <= n; i += W) rule(kind, noisy, w + i, g + i, m + i, v + i, c + i, a + i, b + i, place + (uint32_t)i, t);
+    for (; i + W <= n; i += W) {
+        AHEAD(w + i), AHEAD(g + i), AHEAD(m + i), AHEAD(v + i);
+        if (c) AHEAD(c + i);
+        if (a) AHEAD(a + i), AHEAD(b + i);
+        rule(kind, noisy, w + i, g + i, m + i, v + i, c + i, a + i, b + i, place + (uint32_t)i, t);
+    }
 #if W > 1
     if (i < n) { /* the rest, in memory that is long enough */
         uint16_t x[5][W] = {{0}};
