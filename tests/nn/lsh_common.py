@@ -1,4 +1,4 @@
-"""What tests of LSH attention share: a module in which nothing is zero, some padding, gradients."""
+"""What tests of LSH and local attention share: a module in which nothing is zero, some padding, gradients."""
 
 from __future__ import annotations
 
@@ -31,3 +31,17 @@ def gradients(y, inputs, seed=5):
 def close(ours, theirs, tolerance):
     scale = max(1.0, float(theirs.detach().abs().max()))
     return float((ours - theirs).detach().abs().max()) <= tolerance * scale
+
+
+def assert_transformed_alike(module, x):
+    """torch.func.vmap over the batch and torch.func.grad of one row give what plain calls give."""
+    parameters = dict(module.named_parameters())
+
+    def call(parameters, row):
+        return torch.func.functional_call(module, parameters, (row[None],))[0]
+
+    assert close(torch.func.vmap(call, (None, 0))(parameters, x), module(x), 1e-12)
+    found = torch.func.grad(lambda parameters: call(parameters, x[0]).square().sum())(parameters)
+    wanted = torch.autograd.grad(module(x[:1]).square().sum(), list(parameters.values()))
+    for (name, gradient), other in zip(found.items(), wanted):
+        assert close(gradient, other, 1e-11), name

@@ -10,7 +10,7 @@ import torch
 from ipu_lean.errors import ConfigError
 from ipu_lean.nn import CausalSelfAttention, LocalSelfAttention, Rotary
 from tests.nn import reformer_reference as reference
-from tests.nn.lsh_common import close, gradients, some_present
+from tests.nn.lsh_common import assert_transformed_alike, close, gradients, some_present
 
 pytestmark = pytest.mark.pod
 
@@ -203,17 +203,8 @@ def test_dropout(implementation):
 @pytest.mark.parametrize("seq", [64, 8])
 def test_torch_func_and_copies(seq, implementation):
     module = make(implementation=implementation)
-    parameters = dict(module.named_parameters())
     x = torch.randn(3, seq, 16, dtype=torch.float64)
-
-    def call(parameters, x):
-        return torch.func.functional_call(module, parameters, (x[None],))[0]
-
-    assert close(torch.func.vmap(call, (None, 0))(parameters, x), module(x), 1e-12)
-    found = torch.func.grad(lambda parameters: call(parameters, x[0]).square().sum())(parameters)
-    wanted = torch.autograd.grad(module(x[:1]).square().sum(), list(parameters.values()))
-    for (name, gradient), other in zip(found.items(), wanted):
-        assert close(gradient, other, 1e-11), name
+    assert_transformed_alike(module, x)
     assert torch.equal(copy.deepcopy(module)(x), module(x))
     with torch.device("meta"):
         assert LocalSelfAttention(16, 2, chunk=8)(torch.zeros(2, seq, 16)).is_meta

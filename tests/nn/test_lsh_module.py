@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from ipu_lean.nn import LSHSelfAttention
-from tests.nn.lsh_common import close, make
+from tests.nn.lsh_common import assert_transformed_alike, close, make
 
 pytestmark = pytest.mark.pod
 
@@ -69,17 +69,8 @@ def test_layers_and_seeds_hash_differently():
 @pytest.mark.parametrize("seq", [64, 8])
 def test_torch_func(seq, implementation):
     module = make(hashes=2, implementation=implementation)
-    parameters = dict(module.named_parameters())
     x = torch.randn(3, seq, 16, dtype=torch.float64)
-
-    def call(parameters, x):
-        return torch.func.functional_call(module, parameters, (x[None],))[0]
-
-    assert close(torch.func.vmap(call, (None, 0))(parameters, x), module(x), 1e-12)
-    found = torch.func.grad(lambda parameters: call(parameters, x[0]).square().sum())(parameters)
-    wanted = torch.autograd.grad(module(x[:1]).square().sum(), list(parameters.values()))
-    for (name, gradient), other in zip(found.items(), wanted):
-        assert close(gradient, other, 1e-11), name
+    assert_transformed_alike(module, x)
 
 
 def test_copies_and_meta():
