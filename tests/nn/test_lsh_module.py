@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from ipu_lean.nn import LSHSelfAttention
-from tests.nn.lsh_common import assert_transformed_alike, close, make
+from tests.nn.lsh_common import assert_transformed_alike, make
 
 pytestmark = pytest.mark.pod
 
