@@ -95,20 +95,10 @@ class _GradientInForward(torch.autograd.Function):
         grads = [torch.zeros_like(tensor, dtype=_wide(tensor.dtype)) for tensor in sources]
         total, correct = x.new_zeros((), dtype=_wide(x.dtype)), torch.zeros((), device=x.device)
         for i in range(0, x.shape[0], size):
-            part = x[i : i + size].detach().requires_grad_(wanted[0])
-            with torch.set_grad_enabled(any(wanted)):
-                logits = readout(part)
-            loss, right, logit_grad = _loss_and_gradient(logits.detach(), y[i : i + size], any(wanted))
+            rows = slice(i, i + size)
+            loss, right = _chunk_of(readout, x[rows], y[rows], None if x_grad is None else x_grad[rows], sources, grads)
             total += loss
             correct += right
-            if logit_grad is None or not logits.requires_grad:
-                continue
-            asked = ([part] if wanted[0] else []) + sources
-            found = list(torch.autograd.grad(logits, asked, logit_grad))
-            if x_grad is not None:
-                x_grad[i : i + size] = found.pop(0)
-            for grad, new in zip(grads, found):
-                grad.add_(new)
         ctx.wanted = wanted
         kept = [] if x_grad is None else [x_grad]
         ctx.save_for_backward(*kept, *[grad.to(tensor.dtype) for grad, tensor in zip(grads, sources)])
@@ -122,6 +112,28 @@ class _GradientInForward(torch.autograd.Function):
         saved = iter(ctx.saved_tensors)
         scaled = [next(saved) * grad_total if flag else None for flag in ctx.wanted]
         return (None, None, None, *scaled)
+
+
+def _chunk_of(
+    readout: nn.Module, x: torch.Tensor, y: torch.Tensor, x_grad: Optional[torch.Tensor], sources: List[torch.Tensor],
+    grads: List[torch.Tensor],
+) -> Tuple[torch.Tensor, torch.Tensor]:
+    """(summed loss, correct) of a chunk; its gradients go into `x_grad` and are added to `grads`, those of `sources`.
+
+    A function of its own, so that a chunk's logits and the readout's gradient are gone before the next chunk's are made.
+    """
+    wanted = x_grad is not None or bool(sources)
+    part = x.detach().requires_grad_(x_grad is not None)
+    with torch.set_grad_enabled(wanted):
+        logits = readout(part)
+    loss, right, logit_grad = _loss_and_gradient(logits.detach(), y, wanted)
+    if logit_grad is not None and logits.requires_grad:
+        found = list(torch.autograd.grad(logits, ([] if x_grad is None else [part]) + sources, logit_grad))
+        if x_grad is not None:
+            x_grad.copy_(found.pop(0))
+        for grad, new in zip(grads, found):
+            grad.add_(new)
+    return loss, right
 
 
 def _wide(dtype: torch.dtype) -> torch.dtype:

@@ -13,7 +13,8 @@ from typing import List, NamedTuple, Sequence, Tuple
 from ipu_lean.config import Config, derived, layer_kinds
 from ipu_lean.data import expected_classes
 from ipu_lean.nn.loss import automatic_chunk
-from ipu_lean.train.memory.branches import GATED, Branch, Sizes, attention, feed_forward, joined, scaled
+from ipu_lean.train.memory.branches import GATED, Branch, attention, feed_forward
+from ipu_lean.train.memory.sizes import Sizes, affine, joined, scaled
 
 Layer = Tuple[Branch, Branch]
 
@@ -48,7 +49,9 @@ def _gpt(config: Config, vocab: int) -> int:
     begin, later = _loss(config, hidden, vocab)
     # A tied matrix waits for the embedding's part of its gradient; in the end there are both and their sum.
     matrix, tied = sizes.weight * vocab * model.width, derived.tied(model)
-    ends = 2 * sizes.tokens * hidden * sizes.stream
+    # The stack's result, and what the last norm made of it: as the readout's product reads it, or of all chunks.
+    normed = sizes.stream if model.head == "classifier" or _chunk(config, vocab) else sizes.element
+    ends = sizes.tokens * hidden * (sizes.stream + normed)
     kept, most = backward(config, sizes)
     waiting = (matrix if tied else 0) + _shared(config, sizes)
     during = max(kept + ends + begin, most + waiting, kept + ends + later)
@@ -67,49 +70,103 @@ def _shared(config: Config, sizes: Sizes) -> int:
 
 def backward(config: Config, sizes: Sizes) -> Tuple[int, int]:
     """(kept through the whole forward pass, the most that is alive while gradients of layers are taken)."""
-    state = (2 if config.model.stack.kind == "reversible" else 1) * sizes.width * sizes.stream * sizes.tokens
     made = {kind: (attention(config, kind), feed_forward(config)) for kind in set(layer_kinds.kinds(config.model))}
     found = [(part, [made[kind] for kind in part.kinds]) for part in parts_of(config)]
-    kept = [_kept(part, layers, state, sizes) for part, layers in found]
+    enters = [_entering(config, sizes, part.engine, number == 0) for number, (part, _) in enumerate(found)]
+    kept = [_kept(part, layers, entering, sizes, config) for (part, layers), entering in zip(found, enters)]
     standing, most = sum(kept), 0
-    for (part, layers), own in zip(reversed(found), reversed(kept)):
+    for (part, layers), own, entering in reversed(list(zip(found, kept, enters))):
         if part.engine == "store":
-            most = max(most, _walk(layers, standing))
+            most = max(most, _walk(layers, standing, _beside(config, sizes)))
         elif part.engine == "checkpoint":
-            most = max(most, _checkpointed(layers, part.every, state, standing))
+            most = max(most, _checkpointed(config, layers, part.every, sizes, entering, standing))
         else:
-            most = max([most, *(standing + branch.kept + branch.work for pair in layers for branch in pair)])
+            most = max(most, _inverted(config, layers, sizes, standing))
         standing -= own
     return sum(kept), most
 
 
-def _kept(part: Part, layers: Sequence[Layer], state: int, sizes: Sizes) -> int:
+def _state(config: Config, sizes: Sizes) -> int:
+    """What passes from layer to layer."""
+    return (2 if config.model.stack.kind == "reversible" else 1) * sizes.stream_bytes
+
+
+def _entering(config: Config, sizes: Sizes, engine: str, begins: bool) -> int:
+    """What a part of the stack keeps of its input. The stack's own is one tensor as both streams (twice the same, or its halves,
+    which keep the whole), and zeros beside it where somebody keeps them; `invert` keeps what the first branch reads."""
+    stack, state = config.model.stack, _state(config, sizes)
+    both = engine == "checkpoint" or (engine == "invert" and affine(config))
+    if not begins or stack.kind != "reversible":
+        return state if both else sizes.stream_bytes
+    zeros = sizes.stream_bytes if both and derived.stack_input(stack).startswith("zeros") else 0
+    return sizes.tokens * config.model.width * sizes.stream + zeros
+
+
+def _kept(part: Part, layers: Sequence[Layer], entering: int, sizes: Sizes, config: Config) -> int:
     """What a part keeps from its forward pass to its backward pass."""
-    if part.engine == "store":
-        return sum(first.kept + second.kept for first, second in layers)
+    if part.engine == "store":  # of what enters, the first norm has a stream already
+        return sum(first.kept + second.kept for first, second in layers) + entering - sizes.stream_bytes
     order = sum(first.order for first, _ in layers) // (8 if sizes.seq <= 2**15 else 4)  # one small integer of two large ones
-    # `invert`: both streams, and what the first branch reads; later one that is being derived.
-    return order + (3 * state // 2 if part.engine == "invert" else -(-len(layers) // part.every) * state)
+    # `invert`: both streams, later one that is being derived.
+    state = _state(config, sizes)
+    return order + entering + (state if part.engine == "invert" else (-(-len(layers) // part.every) - 1) * state)
 
 
-def _checkpointed(layers: Sequence[Layer], every: int, state: int, standing: int) -> int:
-    """The same for layers that are run again, `every` at a time, the last ones first. What enters a segment is kept already: it
-    does not count among what the segment's first norm keeps."""
-    most = 0
+def _inverted(config: Config, layers: Sequence[Layer], sizes: Sizes, standing: int) -> int:
+    """The most that is alive while layers' gradients are taken whose inputs are derived from what comes after.
+
+    What a norm reads is a stream, which stands already (momentum derives it from both; an RMS norm keeps its own of 16 bits).
+    """
+    stack, stream = config.model.stack, sizes.stream_bytes
+    apart = "momentum" in stack.coupling or (config.model.norm == "rmsnorm" and sizes.stream == 2)
+    beside = _beside(config, sizes)
+    later = 0 if derived.stack_output(stack) == "concat" else beside  # both halves go with the last layer
+    if len(layers) < 3 and stack.coupling == "additive" and derived.stack_output(stack) != "concat":
+        # The last feed-forward has one gradient of both streams, and nobody needs what was before the first.
+        later -= stream
+    standing -= 0 if apart else stream
+    return max(standing + max(a.kept + a.work + a.result + beside, b.kept + b.work + b.result + later) for a, b in layers)
+
+
+def _checkpointed(config: Config, layers: Sequence[Layer], every: int, sizes: Sizes, entering: int, standing: int) -> int:
+    """The same for layers that are run again, `every` at a time, the last ones first. What enters a segment is kept already: what
+    the segment's first norm reads of it does not count twice, and what nobody reads goes."""
+    most, state = 0, _state(config, sizes)
     for first in reversed(range(0, len(layers), every)):
         run = layers[first : first + every]
-        most = max(most, _walk(run, standing - state + sum(a.kept + b.kept for a, b in run)))
-        standing -= state + sum(a.order for a, _ in run) // 8
+        came = state if first else entering
+        # The affine coupling reads the other stream as well, unless both are one tensor; a half of a tensor keeps the whole.
+        halves = not first and derived.stack_input(config.model.stack) == "split"
+        other = came - sizes.stream_bytes if affine(config) or halves else 0
+        inside = sum(a.kept + b.kept for a, b in run)
+        most = max(most, _walk(run, standing - came + other + inside, _beside(config, sizes)))
+        standing -= came + sum(a.order for a, _ in run) // 8
     return most
 
 
-def _walk(layers: Sequence[Layer], standing: int) -> int:
-    """The most that is alive while these layers' gradients are taken, the last first, with `standing` bytes at its beginning."""
+def _walk(layers: Sequence[Layer], standing: int, beside: int) -> int:
+    """The most that is alive while these layers' gradients are taken, the last first, with `standing` bytes at its beginning, and
+    `beside` them once the streams have gradients of their own (at first they share one)."""
     most = 0
-    for branch in [branch for pair in layers for branch in pair][::-1]:
-        most = max(most, standing + branch.work)
-        standing -= branch.kept
+    for first, second in reversed(layers):
+        most = max(most, standing + second.work, standing - second.kept + first.work + beside)
+        standing -= first.kept + second.kept
     return most
+
+
+def _beside(config: Config, sizes: Sizes) -> int:
+    """The gradient that both streams had at first, where it stays: that of the stack's input if the result takes the input away
+    again, and that of both streams side by side until both halves have been replaced."""
+    stack = config.model.stack
+    waits = stack.kind == "reversible" and derived.stack_output(stack) in ("sum-minus-input", "concat")
+    return sizes.stream_bytes if waits else 0
+
+
+def _chunk(config: Config, vocab: int) -> int:
+    """Tokens whose loss is taken at once; 0 for all."""
+    tokens, chunk = config.batch.micro * config.model.seq, config.memory.loss_chunk
+    chunk = automatic_chunk(tokens, vocab) if chunk is None else chunk
+    return chunk if 0 < chunk < tokens else 0
 
 
 def _loss(config: Config, hidden: int, vocab: int) -> Tuple[int, int]:
@@ -118,14 +175,16 @@ def _loss(config: Config, hidden: int, vocab: int) -> Tuple[int, int]:
     if config.model.head == "classifier":
         rows = 12 * sizes.micro * expected_classes(config)
         return rows, rows
-    tokens, chunk = config.batch.micro * config.model.seq, config.memory.loss_chunk
-    chunk = automatic_chunk(tokens, vocab) if chunk is None else min(chunk, tokens)
-    if not 0 < chunk < tokens:
+    tokens, chunk = config.batch.micro * config.model.seq, _chunk(config, vocab)
+    if not chunk:
         return tokens * 8 * vocab, tokens * 12 * vocab  # in fp32: logits, their log-softmax, and a gradient
-    logits = (4 if sizes.element == 4 else 8) * vocab  # as they come, in fp32, and their gradient
+    # While a chunk's gradient is made: logits as they come, in fp32, and the gradient (in fp32 in one place); later the first and
+    # the last, beside the gradient of the readout as it is made and handed on. All chunks' sum of it is in fp32.
+    logits, left = (4 if sizes.element == 4 else 8) * vocab, 4 * vocab
     matrix, weight = vocab * hidden, sizes.weight
     made = weight if sizes.element == weight else weight + sizes.element
-    return chunk * logits + matrix * (4 + made) + tokens * hidden * sizes.stream, 2 * matrix * weight
+    begin = 4 * matrix + max(chunk * logits, chunk * left + made * matrix)
+    return begin + tokens * hidden * sizes.stream, 2 * matrix * weight
 
 
 def copy_bytes(config: Config, vocab: int) -> int:
@@ -181,17 +240,23 @@ def _copies(config: Config, sizes: Sizes, kind: str, shared: bool) -> _Copies:
     cached = sum(cast) if shared else 0
     if not shared:
         attended, fed = attended + cast[0], fed + cast[1]
+    # The affine coupling's scale, which comes after the rest of a branch.
+    scale = element * sizes.width**2 if affine(config) and (mixed or derived.depth_mult(config) != 1.0) else 0
+    again = 2 * scale if mixed and derived.depth_mult(config) != 1.0 else 0  # multiplied in fp32 before it is cast
+    if shared and derived.depth_mult(config) == 1.0:
+        cached, scale = cached + 2 * scale, 0
     # Joined and scaled in fp32 before they are cast: one such matrix is alive for a moment.
     passing = (4 * inputs * square if mixed and one else 0, 4 * matrix if mixed and multiplied else 0)
     joining = element * inputs * square + passing[0] if one else 0  # before the output's matrix is there
     heads = config.memory.attention_heads_at_once
-    pieces = sizes.in_pieces(config, kind)
-    kept = (0 if pieces else attended) + (0 if config.memory.ffn_chunk else fed)
+    pieces, chunked = sizes.in_pieces(config, kind), config.memory.ffn_chunk > 0
+    kept = (0 if pieces else attended) + (0 if chunked else fed + scale) + scale
     # The feed-forward's copies come after the attention's, and go before them.
     attending = attended * min(heads, sizes.heads) // sizes.heads if pieces else max(joining - attended, 0)
-    feeding = fed + passing[1] if config.memory.ffn_chunk else passing[1]
-    beside = max(attending - (0 if config.memory.ffn_chunk else fed), feeding)
-    return _Copies(kept, beside, max(joining, attended, fed + passing[1]), cached)
+    last = max(passing[1], scale + again)
+    feeding = fed + last if chunked else max(0, last - scale)
+    beside = max(attending - scale - (0 if chunked else fed + scale), feeding)
+    return _Copies(kept, beside, max(joining, attended + scale + again, fed + last), cached)
 
 
 def _mlp(config: Config, vocab: int) -> int:

@@ -11,6 +11,7 @@ rounds):
                     also masks 2 S and queries in their order, and of several rounds scores 4 S and the rounds' outputs
     hashed          who stands where and back, 16 T heads R; recomputing engines keep it as 2 T heads R (4 beyond 2^15 tokens)
     feed-forward    before and after the activation 2 e f (4 e f with a gate)
+    affine          the sigmoid of the scale e d; with autocast also the scale's input, cast once more, e d
 """
 
 from __future__ import annotations
@@ -18,8 +19,9 @@ from __future__ import annotations
 from typing import NamedTuple, Tuple
 
 from ipu_lean.config import Config, derived, layer_kinds
-from ipu_lean.nn.attention.blockwise import plan, worthwhile
+from ipu_lean.nn.attention.blockwise import plan
 from ipu_lean.nn.attention.windows import BLOCK_BYTES
+from ipu_lean.train.memory.sizes import Sizes, affine, joined, masked, scaled
 
 GATED = ("geglu", "swiglu", "reglu")
 
@@ -28,100 +30,37 @@ class Branch(NamedTuple):
     """Bytes of a branch.
 
     kept: for its gradients. work: what else is alive while they are taken. order: of `kept`, what engines that run the branch
-    again cannot find again and keep (in fewer bits).
+    again cannot find again and keep (in fewer bits). result: what `invert`, which undoes the branch with its result, needs beside
+    `work` where that is put together from pieces.
     """
 
     kept: int
     work: int
     order: int = 0
-
-
-class Sizes:
-    """Numbers that the formulas share."""
-
-    def __init__(self, config: Config) -> None:
-        model = config.model
-        self.stream, self.element = 2 if config.precision == "bf16-pure" else 4, 4 if config.precision == "fp32" else 2
-        self.micro, self.seq = config.batch.micro, layer_kinds.padded_length(model, model.seq)
-        self.tokens = self.micro * self.seq
-        self.width, self.ffn = derived.stack_width(model), derived.ffn_width(model)
-        self.heads, self.inside = derived.heads(model), derived.attention_width(model)
-        self.mixed = config.precision.endswith("mixed")
-        self.weight = 2 if config.precision == "bf16-pure" else 4
-        # The gradient of a weight while it is made; autocast makes it in 16 bits first.
-        self.made = self.weight + (self.element if self.mixed else 0)
-
-    @property
-    def stream_bytes(self) -> int:
-        """A stream."""
-        return self.stream * self.width * self.tokens
-
-    def of_heads(self, at_once: int) -> Sizes:
-        """Those of a piece of full attention."""
-        size = self.inside // self.heads
-        self.micro, self.heads = max(1, at_once // self.heads), min(self.heads, at_once)
-        self.tokens, self.inside = self.micro * self.seq, self.heads * size
-        return self
-
-    def in_pieces(self, config: Config, kind: str) -> bool:
-        """Whether a layer's attention is run again some heads at a time."""
-        return kind == "full" and 0 < config.memory.attention_heads_at_once < self.micro * self.heads
-
-    def norm(self, config: Config) -> int:
-        """A norm's input and output, as they are kept."""
-        inputs = 8 if config.model.norm == "rmsnorm" else self.stream
-        after = inputs if config.model.sandwich else 0
-        return self.tokens * self.width * (inputs + self.element + after)
-
-    def streams(self, config: Config) -> int:
-        """Gradients of the streams."""
-        return (2 if config.model.stack.kind == "reversible" else 1) * self.stream_bytes
-
-    def pieces(self, config: Config) -> int:
-        """The same of a branch in pieces, with what they have put together: an output and a gradient."""
-        return self.streams(config) + 2 * self.stream_bytes
-
-    def matrix(self, config: Config, kind: str) -> int:
-        """The gradient of the attention's largest matrix, which comes when all that was kept is gone."""
-        return self.made * self.width * self.inside * ((2 if kind == "lsh" else 3) if joined(config, kind) else 1)
-
-    def mask(self, config: Config) -> int:
-        """Of the dropout on a branch's output: CPUs multiply by numbers, GPUs by bits."""
-        each = 1 if config.device == "gpu" else self.element
-        return self.tokens * self.width * each if config.model.dropout else 0
-
-
-def scaled(config: Config) -> bool:
-    """Whether a branch's last matrix is multiplied by the depth rule's number, which makes a copy of it."""
-    return derived.depth_mult(config) != 1.0 and not config.model.sandwich
-
-
-def joined(config: Config, kind: str) -> bool:
-    """Whether query, key and value are multiplied by as one matrix, which is then a copy of them."""
-    model, sizes = config.model, Sizes(config)
-    if config.device != "cpu" or derived.attention(config) != "fused":
-        return False
-    if kind != "full":
-        return model.positions != "rotary"
-    alone = not model.attention_dropout and model.causal and not masked(config)
-    return alone and worthwhile(sizes.seq, sizes.element)
-
-
-def masked(config: Config) -> bool:
-    """Whether layers are told which tokens are there: those of texts of any length, and of padded sequences."""
-    return config.model.head == "classifier" or Sizes(config).seq != config.model.seq
+    result: int = 0
 
 
 def attention(config: Config, kind: str) -> Branch:
     """The attention branch of a layer of this kind (`full`, `local` or `lsh`)."""
     sizes = Sizes(config)
+    both, square = sizes.doubled(config), sizes.width * sizes.inside
     if sizes.in_pieces(config, kind):
-        piece = Sizes(config).of_heads(config.memory.attention_heads_at_once)
+        at_once = config.memory.attention_heads_at_once
+        piece, summed = Sizes(config).of_heads(at_once), at_once < sizes.heads
         found = _full(config, piece)
-        return Branch(sizes.stream_bytes, sizes.pieces(config) + piece.norm(config) + found.kept + found.work)
+        number = sizes.micro * sizes.heads // (piece.micro * piece.heads)
+        # Every piece adds its own to the gradients of the matrices. The scale is outside, with a norm of its own.
+        read = sizes.tokens * sizes.width * sizes.element if affine(config) else 0
+        around, result = sizes.pieces(config, number, 4 * square * sizes.weight, summed)
+        if summed:  # all heads read the same, which a norm has made of all tokens, and add up its gradient
+            around += sizes.width * sizes.element * sizes.tokens
+        work = around + both.work + piece.norm(config) - piece.stream_bytes + found.kept + found.work
+        return Branch(sizes.stream_bytes + both.kept + read, work, result=result)
     found = {"full": _full, "local": _local, "lsh": _lsh}[kind](config, sizes)
-    around = sizes.norm(config) + sizes.mask(config)
-    return Branch(around + found.kept, sizes.streams(config) + found.work, found.order)
+    around, ending = sizes.norm(config) + both.kept, sizes.ending(config)
+    # Inside, or before that, when the gradient of the last matrix is taken.
+    work = max(found.work, sizes.handed(config) + sizes.element * (sizes.tokens * sizes.inside + square))
+    return Branch(around + ending + found.kept, sizes.streams(config) + work + both.work - ending, found.order)
 
 
 def feed_forward(config: Config) -> Branch:
@@ -129,15 +68,20 @@ def feed_forward(config: Config) -> Branch:
     sizes, up = Sizes(config), 2 if config.model.activation in GATED else 1
     chunk = min(config.memory.ffn_chunk or sizes.tokens, sizes.tokens)
     between = 2 * up * sizes.element * sizes.ffn * chunk
+    both, handed = sizes.doubled(config), sizes.handed(config)
     # Gradients of what lies around the activation; one of them and that of the last matrix; or that one as autocast and the depth
     # rule's number hand it on, when what the matrix read is gone.
     inner, matrix = sizes.ffn * sizes.element * chunk, sizes.width * sizes.ffn
     made = 8 if sizes.mixed and scaled(config) else sizes.made
-    work = max(up * inner, inner + sizes.element * matrix, made * matrix)
     if chunk < sizes.tokens:
-        around = sizes.norm(config) * chunk // sizes.tokens
-        return Branch(sizes.stream_bytes, sizes.pieces(config) + around + between + work)
-    return Branch(sizes.norm(config) + sizes.mask(config) + between, sizes.streams(config) + work)
+        # The whole result's gradient is there all the time, and the sums of the pieces' gradients of the matrices.
+        around, result = sizes.pieces(config, -(-sizes.tokens // chunk), (up + 1) * sizes.weight * matrix)
+        piece = (sizes.norm(config) - sizes.stream_bytes + both.waiting) * chunk // sizes.tokens
+        work = max(up * inner, inner + sizes.element * matrix, made * matrix)
+        work += around + handed - both.sigmoid + piece + between
+        return Branch(sizes.stream_bytes + both.sigmoid, work, result=result)
+    work, ending = max(up * inner, handed + inner + sizes.element * matrix, made * matrix) + both.work, sizes.ending(config)
+    return Branch(sizes.norm(config) + ending + between + both.kept, sizes.streams(config) + work - ending)
 
 
 def _full(config: Config, sizes: Sizes) -> Branch:
