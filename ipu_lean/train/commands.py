@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shutil
 import sys
 import time
 from pathlib import Path
@@ -21,7 +20,7 @@ from ipu_lean.train.checkpoint import CheckpointStore
 from ipu_lean.train.engines.protocol import DeviceFailure
 from ipu_lean.train.files import read_json, write_atomic
 from ipu_lean.train.finish import finish
-from ipu_lean.train.loggers import check_loggers
+from ipu_lean.train.loggers import check_loggers, read_metrics
 from ipu_lean.train.loop import TrainLoop
 from ipu_lean.train.precision import check_precision
 from ipu_lean.train.progress import Reporter
@@ -193,9 +192,8 @@ def _end(command: str, session: Session, outcome: Summary, started: float, error
         error=None if error is None else str(error) or type(error).__name__,
     )
     if run is not None and session.world.first:
-        if command == "train" and isinstance(error, (ConfigError, EnvironmentProblem)) and (loop is None or loop.step == 0):
-            # A mistake that only showed in the end: nothing was trained, and the name is free for the next attempt.
-            shutil.rmtree(run.path, ignore_errors=True)
+        if command == "train" and _in_vain(session, error) and not run.withdraw(*session.first_files()):
+            pass  # the name is free for the next attempt
         elif error is None:
             run.write_summary(summary)
         else:
@@ -205,6 +203,17 @@ def _end(command: str, session: Session, outcome: Summary, started: float, error
     if isinstance(error, Interrupted) and loop is not None and loop.interrupted:
         raise error
     return summary
+
+
+def _in_vain(session: Session, error: Optional[BaseException]) -> bool:
+    """Whether a new run ended before its first step, by a mistake that only showed then or by Ctrl-C, and holds nothing yet."""
+    loop, run = session.loop, session.run
+    ended = isinstance(error, (ConfigError, EnvironmentProblem, KeyboardInterrupt)) or (
+        isinstance(error, Interrupted) and session.stop.by_hand
+    )
+    # A second attempt after a device failure may end early as well, beside checkpoints of the first.
+    began = loop is not None and loop.step > 0
+    return ended and not began and not CheckpointStore(run.checkpoints).steps() and not read_metrics(run.metrics)
 
 
 @contextlib.contextmanager

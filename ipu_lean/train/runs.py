@@ -11,7 +11,7 @@ import os
 import shlex
 import time
 from pathlib import Path
-from typing import Any, Dict, Iterator, Optional
+from typing import Any, Dict, Iterator, List, Optional
 
 from ipu_lean.config import load_config
 from ipu_lean.config.layers import transformers_hint
@@ -89,14 +89,26 @@ class RunDirectory:
         try:
             yield
         except KeyboardInterrupt:
-            foreign = set(os.listdir(self.path)) - {"config.yaml", *own}
+            foreign = self.withdraw(*own)
             if foreign:
-                text = f"interrupted; {self.path} holds {', '.join(sorted(foreign))} and stays: give another --out."
+                text = f"interrupted; {self.path} holds {', '.join(foreign)} and stays: give another --out."
                 raise Interrupted(text) from None
+            raise
+
+    def withdraw(self, *own: str) -> List[str]:
+        """Take the directory away that `create` has made; an empty one that was there before stays, empty.
+
+        Args:
+            own: names of what the command has written, beside config.yaml.
+
+        Returns: names of anything else in it, because of which all of it stays.
+        """
+        foreign = sorted(set(os.listdir(self.path)) - {"config.yaml", *own})
+        if not foreign:
             remove_tree(self.path)
             if self._was_there:
                 self.path.mkdir()
-            raise
+        return foreign
 
     @classmethod
     def open(cls, path: str) -> RunDirectory:

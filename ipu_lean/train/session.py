@@ -4,7 +4,7 @@ first.
 
 from __future__ import annotations
 
-from typing import Any, Callable, Dict, Optional
+from typing import Any, Callable, Dict, Optional, Tuple
 
 import torch
 
@@ -114,6 +114,11 @@ class Session:
         if trainer["versions"] != versions() and self.world.first:
             then, now = (", ".join(f"{key} {value}" for key, value in one.items()) for one in (trainer["versions"], versions()))
             self.report.warn(f"warning: the checkpoint was written with {then}; this is {now}. The run goes on, not bit for bit.")
+
+    def first_files(self) -> Tuple[str, ...]:
+        """Names of what `open` writes into the run directory before the first step."""
+        described = () if self.engine is None else self.engine.describe()
+        return (".lock", "data.json", "metrics.jsonl", "metrics.csv", "tensorboard", *described)
 
     def restore_rng(self) -> None:
         """Put every generator where it stood (or seed it); called last, right before the first step."""

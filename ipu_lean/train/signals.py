@@ -23,6 +23,7 @@ class StopSignal:
 
     def __init__(self, early: str = "stopped before the first step; nothing was trained.") -> None:
         self.requested, self._running, self._early = False, False, early
+        self.by_hand = False  # Ctrl-C before `begin`; of a scheduler's SIGTERM a `resume` of the same run may follow
         self._saved: Callable[[], bool] = lambda: False
         self._before: Dict[int, Any] = {}
 
@@ -50,6 +51,7 @@ class StopSignal:
 
     def _handle(self, number: int, frame: Optional[FrameType]) -> None:
         if not self._running:
+            self.by_hand = number == signal.SIGINT
             raise Interrupted(self._early)
         if self.requested and number == signal.SIGINT:
             _tell(f"\nstopped at once; {'the last checkpoint stands' if self._saved() else 'there is no checkpoint yet'}.\n")

@@ -193,6 +193,34 @@ def test_a_signal_saves_and_says_how_to_go_on(zygote: Any, tmp_path: Path, numbe
     assert timeless(run / "metrics.jsonl") == timeless(tmp_path / "straight" / "metrics.jsonl")
 
 
+@pytest.mark.parametrize("number, there, foreign", [
+    (signal.SIGINT, False, False), (signal.SIGINT, True, False), (signal.SIGINT, False, True), (signal.SIGTERM, False, False),
+])  # fmt: skip
+def test_ctrl_c_before_the_first_step_leaves_the_name_free(
+    zygote: Any, tmp_path: Path, number: int, there: bool, foreign: bool
+) -> None:
+    """An empty directory that was there before stays, and so does a run in which somebody else has put something meanwhile, and
+    one that a scheduler stopped, which `resume` then begins."""
+    run = tmp_path / "run"
+    if there:
+        run.mkdir()
+    stopping = (
+        "import os\nfrom ipu_lean.train.session import Session\nspeak = Session._speak\n"
+        "def stopped(self, source):\n    speak(self, source)\n"
+        + ("    (self.run.path / 'notes.txt').write_text('mine')\n" if foreign else "")
+        + f"    os.kill(os.getpid(), {int(number)})\nSession._speak = stopped\n"
+    )
+    config = write_yaml(tmp_path, train={"steps": 3})
+    ended = zygote.run(["train", config, "--out", run], prelude=stopping)
+    assert ended.code == 130 and "stopped before the first step" in ended.err and "Traceback" not in ended.err, ended.err
+    if foreign or number == signal.SIGTERM:
+        assert json.loads((run / "summary.json").read_text())["status"] == "interrupted"
+        assert zygote.run(["resume", run]).code == 0 and (not foreign or (run / "notes.txt").read_text() == "mine")
+    else:
+        assert run.exists() == there and not (there and list(run.iterdir())), list(run.iterdir())
+        assert zygote.run(["train", config, "--out", run]).code == 0
+
+
 def test_second_ctrl_c_ends_at_once(zygote: Any, tmp_path: Path) -> None:
     config = write_yaml(tmp_path)
     slow = SLOW.replace("0.03", "0.5")

@@ -158,6 +158,18 @@ def test_a_second_failure_ends_the_run(zygote: Any, tmp_path: Path) -> None:
     assert json.loads((tmp_path / "run" / "summary.json").read_text())["status"] == "failed"
 
 
+def test_a_device_that_is_gone_at_the_second_attempt_takes_no_checkpoint_along(zygote: Any, tmp_path: Path) -> None:
+    gone = (
+        "from ipu_lean.errors import EnvironmentProblem\nfrom ipu_lean.train import session\nmake = session.make_engine\n"
+        "def none_left(*arguments):\n    if failures: raise EnvironmentProblem('no IPU is free')\n    return make(*arguments)\n"
+        "session.make_engine = none_left\n"
+    )
+    ended = zygote.run(["train", write_yaml(tmp_path, **IPU), "--out", tmp_path / "run"], prelude=FAILING.format(times=1) + gone)
+    assert ended.code == 3 and "no IPU is free" in ended.err, ended.err
+    assert weights(tmp_path / "run", 4)
+    assert json.loads((tmp_path / "run" / "summary.json").read_text())["status"] == "failed"
+
+
 def test_under_poprun_a_failure_ends_the_run(zygote: Any, tmp_path: Path) -> None:
     config = write_yaml(tmp_path, **IPU)
     launched = "import os\nos.environ['POPDIST_NUM_TOTAL_REPLICAS'] = '1'\n"

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import shutil
 from pathlib import Path
 from typing import Any, Dict, Optional, Tuple
 
@@ -33,7 +35,7 @@ def run_plan(loaded: Loaded, pod: Optional[int] = None, out: Optional[str] = Non
         VerdictFailed: an IPU would overflow; `summary` holds the rest.
     """
     check_placement(loaded.config)
-    directory = None if out is None else _new_directory(out)
+    directory = None if out is None else _free_place(out)
     plan, deciding, summary = _planned(loaded, pod, traced)
     if directory is not None:
         _write(directory, plan, summary, dump_config(loaded.config))
@@ -94,7 +96,7 @@ def run_auto(loaded: Loaded, pod: Optional[int] = None, out: Optional[str] = Non
         ways = f"Try another --pod, or more rows (batch.accumulation){short}."
         rule = f"no plan with a global batch of {start.global_batch} rows fits a POD{wanted}, of which a plan uses every IPU"
         raise _nothing(loaded, wanted, f"{rule}. {ways}")
-    directory = None if out is None else _new_directory(out)
+    directory = None if out is None else _free_place(out)
     plan, deciding, summary = _planned(loaded._replace(config=found.config), traced=traced)
     keys, why = keys_of(config, found.plan.workload), explain(found)
     counts = {"tried": found.tried, "fitting": found.fitting}
@@ -137,26 +139,43 @@ def _refusal(plan: Plan) -> str:
     return text if lever is None else f"{text} First lever: {lever.lever} ({lever.keys})."
 
 
-def _new_directory(out: str) -> Path:
-    """`out`, made. ConfigError if it is a file or holds something."""
+def _free_place(out: str) -> Path:
+    """`out`, where a new directory can be. ConfigError if it is a file or holds something."""
     if os.path.isfile(out):
         raise ConfigError(f"{out} is a file, and the output needs a directory", key="--out", suggestion="choose another name")
     if os.path.isdir(out) and os.listdir(out):
         raise ConfigError(f"the output directory {out} exists and is not empty", key="--out", suggestion="choose another")
+    path = Path(out).absolute()
     try:
-        os.makedirs(out, exist_ok=True)
+        path.parent.mkdir(parents=True, exist_ok=True)
     except (FileExistsError, NotADirectoryError) as error:
         raise ConfigError(f"the output directory {out} cannot be made: {error.strerror}", key="--out") from error
-    return Path(out).absolute()
+    return path
 
 
 def _write(directory: Path, plan: Plan, summary: Dict[str, Any], config_text: str) -> None:
-    """The summary last: where it is, everything is."""
-    artifacts = summary["artifacts"]
-    texts = {"config": ("config.yaml", config_text), "table": ("plan.txt", summary["table"] + "\n")}
-    for name, (file, text) in texts.items():
-        (directory / file).write_text(text, encoding="utf-8")
-        artifacts[name] = str(directory / file)
-    artifacts["plot"] = str(plot_plan(plan, directory / "plan.png"))
+    """All files, or none: they are written aside and then given their names, the summary last: where it is, everything is."""
+    there = directory.is_dir()
+    aside = (directory if there else directory.parent) / f".{directory.name}.tmp-{os.getpid()}"
+    names = {"config": "config.yaml", "table": "plan.txt", "plot": "plan.png"}
+    files = [*names.values(), "summary.json"]
+    summary["artifacts"].update({name: str(directory / file) for name, file in names.items()})
     plain = {key: value for key, value in summary.items() if key != "table"}
-    (directory / "summary.json").write_text(json.dumps(plain, indent=2) + "\n", encoding="utf-8")
+    done = False
+    try:
+        aside.mkdir()
+        (aside / files[0]).write_text(config_text, encoding="utf-8")
+        (aside / files[1]).write_text(summary["table"] + "\n", encoding="utf-8")
+        plot_plan(plan, aside / files[2])
+        (aside / files[3]).write_text(json.dumps(plain, indent=2) + "\n", encoding="utf-8")
+        if there:
+            for file in files:
+                os.replace(aside / file, directory / file)
+        else:
+            os.replace(aside, directory)
+        done = True
+    finally:
+        shutil.rmtree(aside, ignore_errors=True)
+        for file in files if there and not done else ():
+            with contextlib.suppress(FileNotFoundError):
+                (directory / file).unlink()

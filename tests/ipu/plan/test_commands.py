@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -86,6 +87,31 @@ def test_what_is_kept(capsys: Any, tmp_path: Path) -> None:
     assert load_config(str(out)) == load_config(SMALL)
     assert main(["plan", SMALL, "--out", str(out)]) == 2
     assert "not empty" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("there", [False, True])
+@pytest.mark.parametrize("at", ["plot_plan", "os.replace"])
+def test_a_plan_that_is_interrupted_while_it_writes_leaves_nothing(
+    capsys: Any, tmp_path: Path, monkeypatch: Any, there: bool, at: str
+) -> None:
+    """In a directory that was there before, too: that one stays, empty. The same command can be given again."""
+    out = tmp_path / "kept"
+    if there:
+        out.mkdir()
+    calls = []
+
+    def stop(*arguments: Any, **_: Any) -> None:
+        calls.append(arguments)
+        if at == "os.replace" and len(calls) < 3 and there:
+            return replace(*arguments)
+        raise KeyboardInterrupt
+
+    replace = os.replace
+    with monkeypatch.context() as patch:
+        patch.setattr(f"ipu_lean.ipu.plan.commands.{at}", stop)
+        assert main(["plan", SMALL, "--out", str(out)]) == 130
+    assert calls and list(tmp_path.iterdir()) == ([out] if there else []) and (not there or not list(out.iterdir()))
+    assert main(["plan", SMALL, "--out", str(out)]) == 0 and len(list(out.iterdir())) == 4
 
 
 def test_a_refusal_is_kept_too(capsys: Any, tmp_path: Path) -> None:
