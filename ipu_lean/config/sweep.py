@@ -79,6 +79,14 @@ class SweepConfig(Section):
             raise ValueError(f"{next(item for item in value if value.count(item) > 1)!r} stands twice")
         return sorted(value)
 
+    @field_validator("parametrizations")
+    @classmethod
+    def _once(cls, value: Optional[List[str]]) -> Optional[List[str]]:
+        twice = [item for item in value or [] if (value or []).count(item) > 1]
+        if twice:
+            raise ValueError(f"{twice[0]!r} stands twice")
+        return value
+
     @field_validator("grid")
     @classmethod
     def _distinct(cls, value: Dict[str, List[Any]]) -> Dict[str, List[Any]]:

@@ -2,27 +2,26 @@
 
 from __future__ import annotations
 
+import shlex
 import time
 from typing import Any, Callable, Dict, Iterable, List, Optional, Sequence, Tuple
 
 import torch
 
-from ipu_lean.config import Config, Loaded, SweepConfig, config_hash, require_device
+from ipu_lean.config import Config, Loaded, SweepConfig, require_device
 from ipu_lean.data import expected_vocab
-from ipu_lean.errors import ConfigError, Interrupted, RunError, VerdictFailed
+from ipu_lean.errors import ConfigError, Interrupted
 from ipu_lean.models import build_meta
-from ipu_lean.mup.verdict import FAIL, INCONCLUSIVE
 from ipu_lean.optim import build_schedule
-from ipu_lean.sweep import judge, report
-from ipu_lean.sweep.directory import SweepDirectory, check_same_base
+from ipu_lean.sweep.directory import SweepDirectory, check_same_base, try_to_write
+from ipu_lean.sweep.finish import judge_all, make_partial_summary, make_sweep_summary
 from ipu_lean.sweep.grid import LR, SEED, Trial, expand, extended
 from ipu_lean.sweep.jobs import Job, iter_job, plan_jobs
 from ipu_lean.sweep.progress import SweepProgress
-from ipu_lean.sweep.results import DONE, TrialResult
+from ipu_lean.sweep.results import TrialResult
 from ipu_lean.sweep.workers import run_local
 from ipu_lean.train.commands import with_absolute_paths
 from ipu_lean.train.precision import check_precision
-from ipu_lean.train.runs import make_summary
 from ipu_lean.train.signals import StopSignal
 from ipu_lean.train.tasks import Progress, open_task
 
@@ -52,7 +51,7 @@ def run_sweep(
         Interrupted: Ctrl-C or SIGTERM; the text is the command that goes on.
     """
     SweepDirectory.check_free(out)
-    config = with_absolute_paths(loaded.config)
+    config = with_absolute_paths(loaded.config).model_copy(update={"study": None})  # by which `made_by` tells the two
     trials = _trials(config)
     check_trials(trials)
     check_executor(trials, config.sweep or SweepConfig())
@@ -71,7 +70,8 @@ def resume_sweep(
     strict: bool = False,
     say: Say = lambda text: None,
 ) -> Summary:
-    """Go on with a sweep: trials that have a result are not repeated.
+    """Go on with a sweep: trials that have a result are not repeated. Where nothing is left to run, neither device nor data are
+    needed, and a directory that cannot be written is judged and shown all the same.
 
     Args:
         loaded: the directory's configuration with overrides, which may change the `sweep` section. An axis that is
@@ -79,20 +79,22 @@ def resume_sweep(
         retry: run again what failed (diverged is a result).
 
     Raises:
-        As `run_sweep`, and ConfigError where something else than the axes has changed.
+        As `run_sweep`, ConfigError where something else than the axes has changed, and EnvironmentProblem where trials are left
+        to run and the directory cannot be written.
     """
     run = SweepDirectory.reopen(directory)
     old = _read(run)
-    config = with_absolute_paths(loaded.config)
+    config = with_absolute_paths(loaded.config).model_copy(update={"study": None})
     check_same_base(old, config)
     config = extended(old, config)
     trials = _trials(config)
-    check_trials(trials, shapes=config != old)
-    check_executor(trials, config.sweep or SweepConfig())
+    left = bool(_left(run, trials, retry))
+    if left:
+        check_trials(trials, shapes=config != old)
+        check_executor(trials, config.sweep or SweepConfig())
     if config != old:
-        if share is None:
-            run.lock()  # before anything changes under another process's hands
-        run.keep(config)
+        locks = [run.lock] if share is None else []  # before anything changes under another process's hands
+        try_to_write(left, f"the sweep in {run.path} does not grow", *locks, lambda: run.keep(config))
     return _sweep(run, config, trials, share=share, plan_only=plan_only, retry=retry, strict=strict, say=say)
 
 
@@ -139,6 +141,12 @@ def _trials(config: Config) -> List[Trial]:
     return trials
 
 
+def _left(run: SweepDirectory, trials: Sequence[Trial], retry: bool) -> List[Trial]:
+    """Those that must run."""
+    done = run.store.done_ids(retry)
+    return [trial for trial in trials if trial.id not in done]
+
+
 def _read(run: SweepDirectory) -> Config:
     from ipu_lean.config import load_config
 
@@ -158,16 +166,20 @@ def _sweep(
 ) -> Summary:
     """Run what has no result yet; then judge, unless this is a share."""
     started = time.perf_counter()
-    if share is None and not plan_only:
-        run.lock()
+    mine = trials if share is None else trials[share[0] :: share[1]]
+    left = _left(run, mine, retry)
+    if not plan_only:
+        locks = [run.lock] if share is None else []
+        what = f"{len(left)} of {len(mine)} trials are left to run in {run.path}, and could not be kept"
+        try_to_write(bool(left), what, *locks, run.store.check_writable)
     try:
-        mine = trials if share is None else trials[share[0] :: share[1]]
-        done = run.store.done_ids(retry)
-        todo = [] if plan_only else [trial for trial in mine if trial.id not in done]
-        say(_announcement(run, config, mine, sum(trial.id in done for trial in mine), plan_only))
-        stopped = f"stopped; finished trials are kept. Go on with: ipu-lean sweep {run.path}"
-        with StopSignal(stopped):
-            run.task(trials[0].config, _stages(say))
+        left = _left(run, mine, retry)  # while the directory is ours
+        todo = [] if plan_only else left
+        say(_announcement(run, config, mine, len(mine) - len(left), plan_only))
+        stopped = f"stopped; finished trials are kept. Go on with: ipu-lean sweep {shlex.quote(str(run.path))}"
+        if left:
+            with StopSignal(stopped):
+                run.task(trials[0].config, _stages(say))
         if todo:
             with StopSignal(stopped), SweepProgress(len(todo), config.logging.progress, say) as progress:
 
@@ -178,12 +190,12 @@ def _sweep(
                 _execute(todo, config.sweep or SweepConfig(), on_result)
         seconds = time.perf_counter() - started
         if share is not None or plan_only:
-            return _partial_summary(run, config, mine, seconds)
-        return _judge(run, config, trials, seconds, strict)
+            return make_partial_summary(run, config, mine, seconds)
+        return judge_all(run, config, trials, seconds, strict, say)
     except (Interrupted, KeyboardInterrupt) as problem:
         if share is None:
             seconds = time.perf_counter() - started
-            run.write_summary(_summary(config, seconds, status="interrupted", exit_code=130, error=str(problem)))
+            run.write_summary(make_sweep_summary(config, seconds, status="interrupted", exit_code=130, error=str(problem)))
         raise
     finally:
         run.unlock()
@@ -234,56 +246,3 @@ def _announcement(run: SweepDirectory, config: Config, trials: Sequence[Trial], 
         hands = "this process" if sweep.executor == "sequential" else f"{sweep.workers} workers"
         lines += [f"executor {sweep.executor}, {hands}; {config.train.steps} updates a trial"]
     return "\n".join(lines)
-
-
-def _summary(config: Config, seconds: float, **fields: Any) -> Summary:
-    return make_summary("sweep", device=config.device, config_hash=config_hash(config), seconds=seconds, **fields)
-
-
-def _partial_summary(run: SweepDirectory, config: Config, trials: Sequence[Trial], seconds: float) -> Summary:
-    """Of a share, or of a plan: no verdict, and nothing that another share could overwrite."""
-    results = {result.id: result for result in run.store.results([trial.id for trial in trials])}
-    counted = judge.counts(trials, results)
-    summary = _summary(config, seconds, metrics={"counts": counted}, artifacts={"run": str(run.path)})
-    shown = ", ".join(f"{count} {name}" for name, count in counted.items() if count)
-    return {**summary, "table": f"{shown}\nrun what is missing and judge all: ipu-lean sweep {run.path}"}
-
-
-def _judge(run: SweepDirectory, config: Config, trials: List[Trial], seconds: float, strict: bool) -> Summary:
-    """Table, CSV, plots, summary; raises what the verdict or its absence calls for."""
-    results = {result.id: result for result in run.store.results([trial.id for trial in trials])}
-    counted = judge.counts(trials, results)
-    report.write_csv(run.csv, trials, results)
-    if not counted[DONE]:
-        reasons = sorted({result.error or result.status for result in results.values()})
-        error = RunError(f"none of {len(trials)} trials came to its end, so there is nothing to judge: {'; '.join(reasons[:3])}")
-        failed = _summary(config, seconds, status="failed", exit_code=1, error=str(error), metrics={"counts": counted})
-        run.write_summary(failed)
-        raise error
-    groups = judge.group_trials(trials, results)
-    table = report.format_table(groups, counted, len({trial.axes["seed"] for trial in trials}))
-    run.table.write_text(table + "\n", encoding="utf-8")
-    title = f"{config.name}: {len(trials)} trials of {config.train.steps} updates"
-    report.plot_transfer(groups, run.plot, title)
-    report.plot_steps(groups, trials, results, run.steps, title)
-    verdict = judge.sweep_verdict(groups)
-    failed = verdict == FAIL or (strict and verdict == INCONCLUSIVE)
-    summary = _summary(
-        config,
-        seconds,
-        exit_code=VerdictFailed.exit_code if failed else 0,
-        steps=sum(len(result.losses) for result in results.values()),
-        metrics={"counts": counted, "groups": [group.as_dict() for group in groups]},
-        artifacts=report.as_artifacts(
-            {"run": run.path, "results": run.csv, "table": run.table, "plot": run.plot, "steps": run.steps}
-        ),
-    )
-    summary["verdict"] = verdict
-    run.write_summary(summary)
-    reason = judge.worst(groups, verdict) if verdict is not None else None
-    shown = {**summary, "table": table, "reason": None if reason is None else reason.text}
-    if failed and reason is not None:
-        raise VerdictFailed(reason.text, shown)
-    return shown
-
-

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Callable, Optional, Tuple
+from typing import Any, Callable, Optional, Tuple
 
 from ipu_lean.config import Config, config_hash, dump_config
-from ipu_lean.errors import ConfigError, RunError
+from ipu_lean.errors import ConfigError, EnvironmentProblem, RunError
 from ipu_lean.sweep.grid import FLAGS, check_axis
 from ipu_lean.sweep.results import Store
-from ipu_lean.train.files import write_atomic
+from ipu_lean.train.files import disk_guard, write_atomic
 from ipu_lean.train.runs import RunDirectory
 from ipu_lean.train.tasks import Progress, Task, open_task
 
@@ -72,6 +72,33 @@ def task_of_all(run: RunDirectory, config: Config, what: str, members: str, prog
     return task
 
 
+def try_to_write(needed: bool, what: str, *writes: Callable[[], Any]) -> Optional[EnvironmentProblem]:
+    """Do what changes a directory, one after the other.
+
+    Args:
+        what: what is not done where it may not be written.
+    Returns:
+        Why it may not be written, or None if all is done.
+    Raises:
+        EnvironmentProblem: the same reason, where the writing is `needed`. RunError: the disk is full.
+    """
+    try:
+        with disk_guard(what):
+            for write in writes:
+                write()
+    except EnvironmentProblem as refusal:
+        if needed:
+            raise
+        return refusal
+    return None
+
+
+def refusal_text(run: RunDirectory, refusal: EnvironmentProblem) -> str:
+    """For the person who is shown what a directory holds that cannot be written."""
+    reason = getattr(refusal.__cause__, "strerror", None) or refusal
+    return f"warning: nothing could be written in {run.path} ({reason}); this is what it holds."
+
+
 def is_sweep(path: str) -> bool:
     """Whether `path` is the directory of a sweep."""
     return os.path.isfile(os.path.join(path, "config.yaml")) and os.path.isdir(os.path.join(path, "trials"))
@@ -81,7 +108,7 @@ def check_same_base(
     old: Config,
     new: Config,
     what: str = "sweep",
-    free: Tuple[str, ...] = ("name", "sweep"),
+    free: Tuple[str, ...] = ("name", "sweep", "study"),
     may: str = "only its axes, workers and name may change",
     instead: str = "make it an axis",
     check: Callable[[str], None] = check_axis,

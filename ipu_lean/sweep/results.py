@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import tempfile
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Dict, Iterable, List, Optional, Sequence, Set, Type
@@ -83,6 +84,12 @@ class Store:
         """Keep a result; on the disk when this returns, and never half of it."""
         self.directory.mkdir(parents=True, exist_ok=True)
         write_json(self.directory / f"{result.id}.json", result.as_json())
+
+    def check_writable(self) -> None:
+        """OSError if results cannot be added; asked before the first one is computed."""
+        self.directory.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=str(self.directory)):
+            pass
 
     def get(self, trial_id: str) -> Optional[TrialResult]:
         """The result of a trial, or None while there is none that can be read."""

@@ -11,7 +11,7 @@ import pytest
 
 from ipu_lean.config import dump_config
 from tests.sweep.helpers import tiny
-from tests.sweep.test_commands import check_kills_lose_nothing
+from tests.sweep.test_going_on import check_kills_lose_nothing
 from tests.sweep.test_slurm import ROOT, SCRIPT
 
 pytestmark = pytest.mark.pod

@@ -8,12 +8,13 @@ import json
 import pytest
 
 from ipu_lean.cli import main
-from ipu_lean.config import dump_config
+from ipu_lean.config import SweepConfig, dump_config
 from ipu_lean.config.loader import Loaded
-from ipu_lean.errors import ConfigError, Interrupted, RunError
+from ipu_lean.errors import ConfigError, EnvironmentProblem, Interrupted, RunError
 from ipu_lean.sweep.study import commands
 from ipu_lean.sweep.study.trial import run_variant
 from tests.sweep.helpers import tiny
+from tests.sweep.readonly import unwritable
 
 VARIANTS = {"plain": {}, "reversible": {"model.stack.kind": "reversible"}, "wild": {"optimizer.lr": 1e6, "train.clip": None}}
 
@@ -142,3 +143,35 @@ def test_the_command_with_worker_processes(tmp_path, capsys):
     assert "b " in capsys.readouterr().out
     assert main(["study", str(out), "--out", str(tmp_path / "other")]) == 2
     assert main(["study", str(file), "--retry"]) == 2
+
+
+def test_a_finished_study_that_cannot_be_written_is_shown(tmp_path, here, monkeypatch):
+    out, two = tmp_path / "study", {"a": {}, "b": {"optimizer.lr": 0.02}}
+    summary = run(config(tmp_path, two, seeds=1), out)
+    monkeypatch.setattr(commands, "run_local", lambda jobs, *_, **__: pytest.fail("trained") if jobs else None)
+    (tmp_path / "text.txt").unlink()
+    said = []
+    with unwritable(out):
+        shown = run(config(tmp_path, two, seeds=1, expect={"a": {"worse_by": 1e-3}}, reference="b"), out, say=said.append)
+        with pytest.raises(EnvironmentProblem, match="does not go on"):
+            run(config(tmp_path, {**two, "c": {"optimizer.lr": 0.03}}, seeds=1), out)
+    assert shown["verdict"] == "pass" and "verdict: pass" in shown["table"]  # judged anew
+    assert [row["loss"] for row in shown["metrics"]["ranking"]] == [row["loss"] for row in summary["metrics"]["ranking"]]
+    assert len([text for text in said if "nothing could be written" in text and "Permission denied" in text]) == 1
+    assert json.loads((out / "summary.json").read_text())["verdict"] is None
+
+
+def test_a_sweep_that_has_not_run_is_no_study(tmp_path, here, capsys):
+    """Neither has a summary; what their configurations held besides does not mix them up."""
+    both = config(tmp_path, {"a": {}}, seeds=1).model_copy(update={"sweep": SweepConfig(lrs=[0.1, 0.2])})
+    (tmp_path / "both.yaml").write_text(dump_config(both))
+    assert main(["sweep", str(tmp_path / "both.yaml"), "--plan", "--out", str(tmp_path / "sweep")]) == 0
+    before = (tmp_path / "sweep" / "config.yaml").read_text()
+    with pytest.raises(ConfigError, match="holds a sweep"):
+        run(both, tmp_path / "sweep")
+    assert (tmp_path / "sweep" / "config.yaml").read_text() == before
+    run(both, tmp_path / "study")
+    (tmp_path / "study" / "summary.json").unlink()
+    capsys.readouterr()
+    assert main(["sweep", str(tmp_path / "study")]) == 2 and "holds a study" in capsys.readouterr().err
+    assert run(both, tmp_path / "study")["metrics"]["ranking"][0]["name"] == "a"

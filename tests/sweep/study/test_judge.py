@@ -137,7 +137,7 @@ def test_the_command_has_a_verdict(tmp_path, monkeypatch, capsys):
     summary = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert (summary["verdict"], summary["status"]) == ("fail", "failed") and "slow as good as a" in summary["error"]
     with pytest.raises(VerdictFailed, match="1 of 2 seeds"):
-        commands._finish(*_unfinished(out, config), strict=True, seconds=0.0)
+        commands._finish(*_unfinished(out, config), strict=True, seconds=0.0, say=print)
 
 
 def _unfinished(out, config):
