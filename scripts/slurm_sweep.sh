@@ -2,7 +2,7 @@
 # A sweep as a Slurm job array: each task runs a share of the trials into one shared directory, and a last job judges them.
 #
 #   scripts/slurm_sweep.sh TASKS DIR CONFIG [key.path=value ...] [--widths ... --lrs ... --seeds ...]
-#   scripts/slurm_sweep.sh TASKS DIR                              # goes on with the sweep in DIR
+#   scripts/slurm_sweep.sh TASKS DIR [--lrs ...]                  # goes on with the sweep in DIR (and makes it larger)
 #
 # DIR must be seen by all nodes under the same path, and so must the text. What a task has finished stays when it is killed; the last
 # job runs what is missing, whatever became of the tasks before it.
@@ -16,6 +16,12 @@ if [ $# -lt 2 ]; then
 fi
 tasks=$1 directory=$2
 shift 2
+case $tasks in
+    '' | 0* | *[!0-9]*)
+        echo "slurm_sweep.sh: TASKS must be a whole number from 1, and is '$tasks'; then come DIR and CONFIG" >&2
+        exit 2
+        ;;
+esac
 python=${PYTHON:-python3}
 read -r -a options <<<"${SBATCH_OPTIONS:-}"
 sweep="$python -m ipu_lean sweep"
@@ -30,9 +36,11 @@ say() {
     fi
 }
 
-if [ $# -gt 0 ]; then
-    say $sweep "$@" --out "$directory" --plan >/dev/null
-fi
+case ${1:-} in
+    '') ;;
+    -* | *=*) say $sweep "$directory" "$@" --plan >/dev/null ;;
+    *) say $sweep "$@" --out "$directory" --plan >/dev/null ;;
+esac
 quoted=$(printf '%q' "$directory")
 workers='--workers ${SLURM_CPUS_PER_TASK:-1}'
 job=$(say sbatch --parsable --job-name=sweep --array="0-$((tasks - 1))" "${options[@]+"${options[@]}"}" \

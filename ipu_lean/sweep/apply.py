@@ -18,7 +18,7 @@ from ipu_lean.sweep import judge
 from ipu_lean.sweep.directory import SweepDirectory
 from ipu_lean.sweep.grid import NAMES, expand, put
 from ipu_lean.sweep.judge import Group
-from ipu_lean.sweep.results import DONE
+from ipu_lean.sweep.results import DONE, FAILED
 from ipu_lean.train.banner import flat
 from ipu_lean.train.resume import differing
 
@@ -61,19 +61,21 @@ def run_apply(
     if not any(result.status == DONE for result in results.values()):
         raise RunError(f"no trial in {directory} has ended, so there is no learning rate to choose; run `ipu-lean sweep` first.")
     groups = judge.group_trials(trials, results)
-    verdict, missing = judge.sweep_verdict(groups), judge.counts(trials, results)["missing"]
+    verdict, counted = judge.sweep_verdict(groups), judge.counts(trials, results)
     if verdict == FAIL and not anyway:
         reason = judge.worst(groups, FAIL)
         assert reason is not None
         raise VerdictFailed(f"{reason.text}. `--anyway` writes the configuration all the same.")
     choice = choose(groups)
     loaded = _large(config, choice, width, depth, overrides)
-    notes = _notes(directory, config, loaded.config, choice, verdict, missing)
+    notes = _notes(directory, config, loaded.config, choice, verdict, counted)
     return "\n".join(_comment(note) for note in notes) + "\n\n" + as_yaml(loaded, changed_only=True)
 
 
 def choose(groups: Sequence[Group]) -> Choice:
-    """The optimum of the largest model that has one, in the cell of the grid whose loss there is lowest."""
+    """The optimum of the largest model that has one, in the cell of the grid whose loss there is lowest. RunError if no
+    trial under the parametrisation that decides has come to its end.
+    """
     best: Optional[Choice] = None
     for group in judge.deciding(groups):
         ended = [one for one in group.optima if one.best_lr is not None]
@@ -89,7 +91,9 @@ def choose(groups: Sequence[Group]) -> Choice:
         )
         if better:
             best = Choice(lr, group, one, {**group.cell, "parametrization": group.parametrization})
-    assert best is not None, "no trial under the deciding parametrisation has ended"
+    if best is None:
+        names = " or ".join(sorted({group.parametrization for group in judge.deciding(groups)}))
+        raise RunError(f"no trial under {names} has come to its end, so there is no learning rate to choose.")
     return best
 
 
@@ -141,7 +145,7 @@ def _origins(config: Config, choice: Choice, final: Loaded) -> Dict[str, str]:
 
 
 def _notes(
-    directory: str, config: Config, final: Config, choice: Choice, verdict: Optional[str], missing: int
+    directory: str, config: Config, final: Config, choice: Choice, verdict: Optional[str], counted: Dict[str, int]
 ) -> List[str]:
     """What a reader of the file must know, a paragraph each."""
     group, one = choice.group, choice.optimum
@@ -160,9 +164,11 @@ def _notes(
         notes.append("Beware: the sweep had one size only, so whether the learning rate transfers was not tested.")
     elif verdict in (FAIL, INCONCLUSIVE):
         notes.append(f"Beware: the verdict on the whole sweep is {verdict}.")
-    if missing:
-        notes.append(f"Beware: {missing} trials of the sweep have not run yet.")
-    if not derived.is_mup(final) and final.model.width != one.size:
+    for name, what in (("missing", "have not run yet"), (FAILED, "failed and are left out; `ipu-lean sweep --retry` runs them")):
+        if counted[name]:
+            notes.append(f"Beware: {counted[name]} of {counted['trials']} trials of the sweep {what}.")
+    width = one.size if group.axis == "width" else choice.settings.get("width", config.model.width)
+    if not derived.is_mup(final) and final.model.width != width:
         notes.append("Beware: under the standard parametrisation the best learning rate moves with the width.")
     if final.model.depth != config.model.depth and group.axis != "depth" and "depth" not in group.cell:
         notes.append(f"Beware: the sweep's trials had {config.model.depth} layers, and depth was not swept.")

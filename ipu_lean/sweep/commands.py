@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 import time
+from dataclasses import replace
 from typing import Any, Callable, Dict, Iterable, List, Optional, Sequence, Tuple
 
 import torch
@@ -18,7 +19,8 @@ from ipu_lean.sweep.finish import judge_all, make_partial_summary, make_sweep_su
 from ipu_lean.sweep.grid import LR, SEED, Trial, expand, extended
 from ipu_lean.sweep.jobs import Job, iter_job, plan_jobs
 from ipu_lean.sweep.progress import SweepProgress
-from ipu_lean.sweep.results import TrialResult
+from ipu_lean.sweep.results import DIVERGED, TrialResult
+from ipu_lean.sweep.trial import with_share
 from ipu_lean.sweep.workers import run_local
 from ipu_lean.train.commands import with_absolute_paths
 from ipu_lean.train.precision import check_precision
@@ -88,13 +90,16 @@ def resume_sweep(
     check_same_base(old, config)
     config = extended(old, config)
     trials = _trials(config)
+    locks = [run.lock] if share is None else []  # before anything changes under another process's hands
+    what = f"the sweep in {run.path} does not grow"
+    if config != old:
+        try_to_write(False, what, *locks, lambda: _take_over(run, trials, old.sweep or SweepConfig()))
     left = bool(_left(run, trials, retry))
     if left:
         check_trials(trials, shapes=config != old)
         check_executor(trials, config.sweep or SweepConfig())
     if config != old:
-        locks = [run.lock] if share is None else []  # before anything changes under another process's hands
-        try_to_write(left, f"the sweep in {run.path} does not grow", *locks, lambda: run.keep(config))
+        try_to_write(left, what, *locks, lambda: run.keep(config))
     return _sweep(run, config, trials, share=share, plan_only=plan_only, retry=retry, strict=strict, say=say)
 
 
@@ -145,6 +150,17 @@ def _left(run: SweepDirectory, trials: Sequence[Trial], retry: bool) -> List[Tri
     """Those that must run."""
     done = run.store.done_ids(retry)
     return [trial for trial in trials if trial.id not in done]
+
+
+def _take_over(run: SweepDirectory, trials: Sequence[Trial], old: SweepConfig) -> None:
+    """Another `final_share` is another mean of losses that are all kept, so no trial runs again for it. For what `evaluate` adds
+    trials do: it takes weights, and those are gone.
+    """
+    for trial in trials:
+        former = replace(trial, final_share=old.final_share, evaluate=old.evaluate)
+        result = run.store.get(former.id) if former.id != trial.id and run.store.get(trial.id) is None else None
+        if result is not None and (old.evaluate or not trial.evaluate or result.status == DIVERGED):
+            run.store.add(with_share(trial, result))
 
 
 def _read(run: SweepDirectory) -> Config:

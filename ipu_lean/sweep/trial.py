@@ -9,6 +9,7 @@ import json
 import math
 import time
 import traceback
+from dataclasses import replace
 from pathlib import Path
 from typing import Callable, Dict, List, Optional, Sequence, Tuple
 
@@ -57,6 +58,12 @@ def make_result(
         error = error or (None if step is None else f"the loss was {losses[step - 1]:.4g} at step {step}")
     loss = final_loss(losses, trial.final_share) if status == DONE else math.inf
     return TrialResult(trial.id, dict(trial.axes), status, losses, loss, dict(valid or {}), seconds, executor, error)
+
+
+def with_share(trial: Trial, result: TrialResult) -> TrialResult:
+    """The record of the same training under `trial`'s `final_share`."""
+    loss = final_loss(result.losses, trial.final_share) if result.status == DONE else math.inf
+    return replace(result, id=trial.id, axes=dict(trial.axes), loss=loss)
 
 
 def failed_result(trial: Trial, error: str, executor: str, seconds: float = 0.0) -> TrialResult:

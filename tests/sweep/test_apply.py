@@ -9,6 +9,9 @@ import pytest
 from ipu_lean import cli
 from ipu_lean.config import dump_config, load_config
 from ipu_lean.config.fields import leaves
+from ipu_lean.sweep.grid import expand
+from ipu_lean.sweep.results import Store
+from ipu_lean.sweep.trial import failed_result
 from ipu_lean.train.banner import flat
 from tests.sweep.helpers import fill, tiny
 
@@ -94,7 +97,7 @@ def test_doubts_are_in_the_file_and_on_the_terminal(run, capsys):
     directory = run("--lrs", "2^-10..2^-8", "--seeds", "2", skip=lambda trial: trial.axes["seed"] == 1)
     code, text, err = apply(capsys, directory, "--width", "64", "--depth", "4")
     assert code == 0
-    for words in ("highest learning rate", "not tested", "3 trials of the sweep have not run", "depth was not swept"):
+    for words in ("highest learning rate", "not tested", "3 of 6 trials of the sweep have not run", "depth was not swept"):
         assert words in " ".join(text.replace("\n#  ", "").split()), words
     assert err.count("warning: Beware") >= 4
 
@@ -118,3 +121,27 @@ def test_mistakes(run, capsys, tmp_path):
     fill(Path(directory), lambda name: 0.0 if name == "mup" else -1.0)
     code, _, err = apply(capsys, directory, "--width", "33")
     assert code == 2 and "model" in err
+
+
+def test_only_the_parametrisation_that_decides_is_chosen_from(run, capsys):
+    """Interrupted after the control: its rate is not muP's."""
+    flags = ["--widths", "16,32", "--lrs", "2^-9..2^-6", "--parametrizations", "standard,mup"]
+    directory = run(*flags, skip=lambda trial: trial.axes["parametrization"] == "mup")
+    code, text, err = apply(capsys, directory)
+    assert code == 1 and text == "" and "no trial under mup has come to its end" in err
+
+
+def test_the_control_is_warned_of_for_another_width_only(run, capsys):
+    directory = run("--depths", "2..8", "--lrs", "2^-10..2^-4", "--seeds", "2", "mup.parametrization=standard", standard=0.0)
+    told = "under the standard parametrisation the best learning rate moves with the width"
+    assert told not in apply(capsys, directory)[1]
+    assert told in apply(capsys, directory, "--width", "32")[1]
+
+
+def test_trials_that_failed_are_told(run, capsys):
+    directory = run("--lrs", "2^-9..2^-5", "--seeds", "2", skip=lambda trial: trial.axes["lr"] == 2.0**-9)
+    config = load_config(directory)
+    for trial in expand(config, config.sweep)[:1]:
+        Store(directory).add(failed_result(trial, "no memory", "local"))
+    _, text, err = apply(capsys, directory)
+    assert "Beware: 1 of 10 trials of the sweep failed" in err and "Beware: 1 of 10 trials of the sweep have not run yet" in text

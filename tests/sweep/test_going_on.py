@@ -17,7 +17,7 @@ from ipu_lean.config import load_config
 from ipu_lean.sweep.directory import SweepDirectory
 from ipu_lean.sweep.grid import expand
 from ipu_lean.sweep.results import Store
-from ipu_lean.sweep.trial import make_result, run_trial
+from ipu_lean.sweep.trial import failed_result, make_result, run_trial
 from tests.sweep.commandline import moving, planned, sweep
 from tests.sweep.helpers import fill
 
@@ -68,6 +68,29 @@ def test_an_axis_of_a_sweep_that_has_begun_is_added_to_what_is_there(capsys, yam
     before = (run / "config.yaml").read_text()
     sweep(capsys, run, "--lrs", "2^-8", "--seeds", "1", "--plan")
     assert (run / "config.yaml").read_text() == before
+
+
+def test_another_final_share_is_another_mean_of_the_same_losses(capsys, yaml):
+    """And only what needs the weights trains again."""
+    run = planned(capsys, yaml, "--lrs", "2^-9..2^-5", "--executor", "sequential")
+    sweep(capsys, run)
+    config, store = load_config(run), Store(run)
+    lost, wild, *_ = trials = expand(config, config.sweep)
+    former = {trial.axes["lr"]: store.get(trial.id) for trial in trials}
+    store.add(failed_result(lost, "no memory", "local"))
+    store.add(make_result(wild, [5.0, float("nan")], seconds=0.1, executor="local"))
+    _, summary, _, err = sweep(capsys, run, "--final-share", "0.5")
+    assert "5 of them finished before" in err and summary["metrics"]["counts"]["failed"] == 1
+    config = load_config(run)
+    for trial in expand(config, config.sweep)[2:]:
+        losses = former[trial.axes["lr"]].losses
+        assert (store.get(trial.id).loss, store.get(trial.id).losses) == (sum(losses[-3:]) / 3, losses)
+    _, summary, _, err = sweep(capsys, run, "--evaluate", "--retry")
+    assert "1 of them finished before" in err and summary["metrics"]["counts"] == {  # the one that diverged
+        "trials": 5, "done": 4, "diverged": 1, "failed": 0, "missing": 0}
+    _, _, _, err = sweep(capsys, run, "--final-share", "0.1")
+    config = load_config(run)
+    assert "5 of them finished before" in err and store.get(expand(config, config.sweep)[0].id).valid
 
 
 def test_shares_divide_the_trials_and_a_last_call_judges(capsys, yaml):
