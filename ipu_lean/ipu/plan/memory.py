@@ -73,6 +73,17 @@ def layer_bytes(workload: Workload, number: int = 0) -> int:
     return workload.tokens * (size * network.saved + network.masks + scores)
 
 
+def walked_bytes(workload: Workload, number: int) -> int:
+    """What a step that walks a reversible stack backwards itself holds beside both streams while it derives a layer, one branch
+    after the other: three matrices of scores in float32 (the softmax, its gradient and their product), or the feed-forward's.
+    """
+    network, size = workload.network, workload.element
+    chunked = network.chunked[number] if network.chunked else None
+    written = 12 * network.heads * network.seq + 4 * size * network.inner
+    attention = chunked.working(size) if chunked is not None else written
+    return workload.tokens * (max(attention, network.fed) + network.around)
+
+
 def stage_memory(workload: Workload) -> List[StageMemory]:
     """All stages in order."""
     return [_stage(workload, stage) for stage in route(workload)]
@@ -106,7 +117,7 @@ def _stage(workload: Workload, stage: Stage) -> StageMemory:
         "state": _state(workload, parameters) if training and not workload.state_offchip else 0,
         "stash": _stash(workload, stage) if training else 0,
         "live": _live(workload, stage, parameters) if training else 0,
-        "logits": _logits(workload) if stage.heads else 0,
+        "logits": _beyond_the_walk(workload, stage) if stage.heads else 0,
         "streams": _streams(workload, stage),
     }
     return StageMemory(stage, parameters, items)
@@ -133,12 +144,22 @@ def _stash(workload: Workload, stage: Stage) -> int:
 def _live(workload: Workload, stage: Stage, parameters: int) -> int:
     if not stage.layers:
         return 0
+    if workload.surrogate:  # one branch's derivative, and the gradients until the update
+        return _walked(workload, stage) + parameters * workload.element
     each, block = [layer_bytes(workload, number) for number in stage.layers], workload.network.block
     largest = max(sum(each[first : first + block]) for first in range(0, len(each), block))
     moving = workload.tokens * workload.network.moving * workload.element
-    if workload.surrogate:  # one block's derivative, and the gradients until the update
-        return largest + moving + parameters * workload.element
     return (largest if workload.every_layer and workload.recomputed else sum(each)) + moving
+
+
+def _walked(workload: Workload, stage: Stage) -> int:
+    return max([0, *(walked_bytes(workload, number) for number in stage.layers)])
+
+
+def _beyond_the_walk(workload: Workload, stage: Stage) -> int:
+    """Logits; of a step that walks backwards itself what they take beyond that, because they are gone when it begins."""
+    logits = _logits(workload)
+    return max(0, logits - _walked(workload, stage)) if workload.surrogate and workload.training else logits
 
 
 def _logits(workload: Workload) -> int:

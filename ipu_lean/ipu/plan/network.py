@@ -166,7 +166,24 @@ def _gpt(config: Config) -> Network:
         chunked=_chunked(model, seq),
         working=extras + (inside + 2) * ffn,
         moving=ffn if gated else 0,
+        inner=derived.attention_width(model),
+        fed=_fed(config) * ffn,
+        # Read off traced steps: gradients, sums and both streams are seven tensors of a stream's size, in float32 always.
+        around=(7 * 4 - 2 * _element(config)) * width + _element(config) * extras,
     )
+
+
+def _element(config: Config) -> int:
+    """Bytes of a weight or activation."""
+    return 2 if is_half(config) else 4
+
+
+def _fed(config: Config) -> int:
+    """Bytes that deriving the feed-forward takes for a number inside it, read off traced steps: GELU's derivative is written out
+    in float32 (six of them); a ReLU without a gate needs its mask and two gradients, the others five."""
+    if config.model.activation in ("gelu", "geglu"):
+        return 24
+    return (3 if config.model.activation == "relu" else 5) * _element(config)
 
 
 def _written_out(config: Config) -> int:

@@ -27,6 +27,8 @@ class Network:
         chunked: for each layer in execution order its local or hashed attention, None for a full one; () if all are full.
         working: numbers that move while gradients of a layer's feed-forward are taken; read for chunked layers only.
         moving: numbers that are alive on top of one layer's: a gate has gradients of two factors at once.
+        inner: numbers of all heads together. fed, around: bytes that a step which walks a reversible stack backwards itself holds
+            while it derives a feed-forward, and beside either branch and both streams.
         labels: labels in a row (1 for images, 0: as many as tokens). input_bytes: of one token (or image) as the host sends it.
     """
 
@@ -48,6 +50,9 @@ class Network:
     chunked: Tuple[Optional[Chunked], ...] = ()
     working: int = 0
     moving: int = 0
+    inner: int = 0
+    fed: int = 0
+    around: int = 0
 
     @property
     def parameters(self) -> int:

@@ -67,6 +67,21 @@ def test_both_estimates_agree(name: str) -> None:
         assert abs(row["difference"]) <= 0.15, row
 
 
+@pytest.mark.parametrize("kind, activation, half", [
+    ("full", "gelu", True), ("local", "relu", False), ("local", "geglu", True), ("lsh", "swiglu", False), ("lsh", "relu", True),
+])  # fmt: skip
+def test_a_walk_back_holds_one_branch_at_a_time(kind: str, activation: str, half: bool) -> None:
+    """And no logits, which are gone when it begins; what it derives in float32 is so in 16 bits as well."""
+    others = {other: {} for other in ("local", "lsh") if other != kind}
+    precision = {"precision": "fp16-ipu"} if half else {}
+    ipu = {"layers_per_ipu": [4], **({"emulate_precision": True} if half else {})}
+    model = {"attention": kind, "activation": activation, **others}
+    config = mixed(model=model, memory={"ipu_backward": "surrogate"}, ipu=ipu, **precision)
+    plan = make_plan(workload_of(config))
+    (row,) = compare(plan, traced_plan(plan, config))
+    assert abs(row["difference"]) <= 0.07, row
+
+
 def test_long_rows_cost_in_proportion() -> None:
     """Full attention's scores grow with the square of the length, chunks do not."""
     layers = {}
