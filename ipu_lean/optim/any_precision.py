@@ -22,9 +22,6 @@ C_FROM, COMPILE_FROM = 1 << 17, 1 << 21
 """Elements from which compiling pays, in C (a second, once a machine) and by torch.compile (some seconds in each process)."""
 
 
-_ONE = torch.tensor(1.0)
-
-
 class AnyPrecisionAdamW(torch.optim.Optimizer):
     """AdamW (Loshchilov and Hutter 2019) with a type for each of its states.
 
@@ -95,6 +92,10 @@ class AnyPrecisionAdamW(torch.optim.Optimizer):
         super().add_param_group(param_group)
         options.check(self.param_groups[-1])
         self._plan = None
+
+    def __getstate__(self) -> Dict[str, Any]:
+        """What copies and pickles have."""
+        return {**super().__getstate__(), "compiled": self.compiled, "flatten": self.flatten}  # type: ignore[no-untyped-call]
 
     def __setstate__(self, state: Dict[str, Any]) -> None:
         super().__setstate__(state)
@@ -208,7 +209,7 @@ class AnyPrecisionAdamW(torch.optim.Optimizer):
                 walk.update(block, step)
         walk.finish()
         stretch.finish()
-        torch._foreach_add_(steps, [_ONE] * len(steps))  # a number would be made a tensor for each
+        torch._foreach_add_(steps, [torch.ones_like(steps[0])] * len(steps))  # a number would be made a tensor for each
         _compat.increment_versions(moved)
 
     def _compiles(self, group: Dict[str, Any], stretch: Stretch) -> bool:

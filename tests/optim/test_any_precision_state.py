@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import copy
 import io
+import pickle
 
 import pytest
 import torch
@@ -112,6 +113,30 @@ def test_copies_train_apart():
     assert not torch.equal(model[0].weight, twin[0].weight)
     run(twin_optimizer, list(twin.parameters()), 2, start=2)
     assert all(torch.equal(a, b) for a, b in zip(model.parameters(), twin.parameters()))
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda pair: pickle.loads(pickle.dumps(pair))])
+def test_copies_keep_how_they_are_computed(copied):
+    model = nn.Sequential(nn.Linear(40, 40), nn.LayerNorm(40)).to(BF16)
+    pair = (model, AnyPrecisionAdamW(model.parameters(), compiled=False, flatten=False))
+    run(pair[1], list(model.parameters()), 1)
+    twin, optimizer = copied(pair)
+    run(optimizer, list(twin.parameters()), 1)
+    assert optimizer.compiled is False and optimizer.flatten is False
+    assert len(storages(twin.parameters())) == 4
+
+
+def test_steps_of_other_types_count_on():
+    """As other optimizers keep them."""
+    params = parameters(BF16)
+    optimizer = AnyPrecisionAdamW(params, betas=(0.9, 0.95))
+    run(optimizer, params, 1)
+    kept = optimizer.state_dict()
+    for entry in kept["state"].values():
+        entry["step"] = entry["step"].long()
+    optimizer.load_state_dict(kept)
+    run(optimizer, params, 1, start=1)
+    assert all(state["step"] == 2 for state in optimizer.state.values())
 
 
 def storages(params):
