@@ -192,11 +192,11 @@ def _end(command: str, session: Session, outcome: Summary, started: float, error
         error=None if error is None else str(error) or type(error).__name__,
     )
     if run is not None and session.world.first:
-        if command == "train" and _in_vain(session, error) and not run.withdraw(*session.first_files()):
-            pass  # the name is free for the next attempt
-        elif error is None:
+        in_vain = command == "train" and _in_vain(session, error)
+        gone = in_vain and not run.withdraw(*session.first_files())  # the name is free for the next attempt
+        if error is None:
             run.write_summary(summary)
-        else:
+        elif not gone:
             # The disk may be full, which is perhaps why we are here: the first error is the one to tell.
             with contextlib.suppress(IpuLeanError, OSError):
                 run.write_summary(summary)
