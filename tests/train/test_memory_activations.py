@@ -86,6 +86,12 @@ STACKS: Dict[str, Any] = {
     "checkpoints": {"memory": {"engine": "checkpoint"}},
     "in pieces": {"memory": PIECES},
     "feed-forward in pieces": {"memory": {"ffn_chunk": 64}},
+    "relu, stored": {"activation": "relu", "memory": STORE},
+    "relu, inverted": {"activation": "relu"},
+    "relu, residual": {"activation": "relu", "stack": RESIDUAL, "dropout": 0.1},
+    "reglu, stored": {"activation": "reglu", "memory": STORE},
+    "relu, in pieces": {"activation": "relu", "memory": PIECES},
+    "reglu, in pieces": {"activation": "reglu", "memory": PIECES},
 }
 """Of 258 tokens' vocabulary, three layers: little beside what the stack itself keeps."""
 CHUNKS: Dict[str, Any] = {

@@ -10,7 +10,7 @@ rounds):
     written out     full: weights e S; local and hashed: weights 4 S (and e S if 16 bits), keys and values of all windows; hashed
                     also masks 2 S and queries in their order, and of several rounds scores 4 S and the rounds' outputs
     hashed          who stands where and back, 16 T heads R; recomputing engines keep it as 2 T heads R (4 beyond 2^15 tokens)
-    feed-forward    before and after the activation 2 e f (4 e f with a gate)
+    feed-forward    before and after the activation 2 e f (4 e f with a gate; after a ReLU only, 1 and 3 e f)
     affine          the sigmoid of the scale e d; with autocast also the scale's input, cast once more, e d
 """
 
@@ -67,7 +67,9 @@ def feed_forward(config: Config) -> Branch:
     """The feed-forward branch; with memory.ffn_chunk what is kept in between is made again, for some tokens at a time."""
     sizes, up = Sizes(config), 2 if config.model.activation in GATED else 1
     chunk = min(config.memory.ffn_chunk or sizes.tokens, sizes.tokens)
-    between = 2 * up * sizes.element * sizes.ffn * chunk
+    # What a ReLU's gradient reads is its output, which the next product reads as well.
+    shared = config.model.activation in ("relu", "reglu")
+    between = (2 * up - shared) * sizes.element * sizes.ffn * chunk
     both, handed = sizes.doubled(config), sizes.handed(config)
     # Gradients of what lies around the activation; one of them and that of the last matrix; or that one as autocast and the depth
     # rule's number hand it on, when what the matrix read is gone.
